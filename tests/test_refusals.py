@@ -4,7 +4,7 @@ from pathlib import Path
 
 from bstar_broker.core.quotas import QUOTA_REASONS
 from bstar_broker.core.refusals import REFUSALS
-from bstar_broker.store.core.refusing import DESK_REASONS
+from bstar_broker.store.core.desk import DESK_REASONS
 from bstar_pipeline import slo
 
 PAGE = Path(__file__).parents[1] / "docs/operations.md"

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from bstar_broker.core.outputs import Output
-from bstar_broker.store.core.copies import Copies
-from bstar_broker.store.core.entries import START, Entry, Position
+from bstar_broker.store.core.entries import START, Entry, History, Position
 from bstar_broker.store.core.events import (
     Applied,
     Damaged,
@@ -21,10 +20,9 @@ from bstar_broker.store.core.events import (
     Write,
     Written,
 )
-from bstar_broker.store.core.history import History
+from bstar_broker.store.core.leader import Copies
 from bstar_broker.store.core.log import Log
-from bstar_broker.store.core.meeting import Source, source
-from bstar_broker.store.core.peer import Ack, Entries, Hello, Standing, decode, encode
+from bstar_broker.store.core.peer import Ack, Entries, Hello, Source, Standing, decode, encode, source
 from bstar_broker.store.core.records import Totals
 from bstar_broker.store.core.replica import Replica, ReplicaSettings
 

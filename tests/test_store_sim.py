@@ -6,9 +6,7 @@ from collections import Counter
 
 import pytest
 
-from bstar_broker.store.core import proof
-from bstar_broker.store.core.meeting import IN_SYNC, rank
-from bstar_broker.store.core.peer import Hello
+from bstar_broker.store.core.peer import IN_SYNC, Hello, rank
 from bstar_broker.store.core.site import Role, Site
 from store_sim.explore import Found, explore
 from store_sim.run import ARBITER_FAULTS, FAULTS, Arbitration, play
@@ -116,7 +114,7 @@ def test_after_any_two_faults_a_node_leads_and_nothing_is_lost() -> None:
 def test_without_the_rule_for_doubtful_copies_three_steps_leave_a_pair_without_leader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(proof, "_is_whole", _is_in_sync_member)
+    monkeypatch.setattr(Site, "_is_whole", _is_in_sync_member)
     with pytest.raises(Found, match="does not lead with both copies: the arbiter counts the primary's"):
         explore(3)
 

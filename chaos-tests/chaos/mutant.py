@@ -15,7 +15,7 @@ import msgspec
 
 from bstar.star import StarMachine
 from bstar_broker.core.endings import Endings
-from bstar_broker.store.core.copies import Copies
+from bstar_broker.store.core.leader import Copies
 from bstar_broker.store.sqlite_file import StoreFile
 from bstar_cli.main import main as bstar
 from bstar_client.core.fence import Fence, Moved

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from bstar.wire.durable import State
 from bstar_broker.core import Output, StoreOutput
@@ -29,6 +29,7 @@ from bstar_broker.store.core.settings import StoreSettings
 from support.solo_store import DAY_MS, PlayedReplica
 
 if TYPE_CHECKING:
+    from bstar_broker.store.core.replica import Replica
     from sim.node import SimNode
     from sim.world import World
 
@@ -214,7 +215,7 @@ class SimDisk:
         return DurableStore(
             broker,
             StoreSettings(),
-            SimReplica(self._log, lambda: node.is_alive and node.runs == run),
+            cast("Replica", SimReplica(self._log, lambda: node.is_alive and node.runs == run)),
             wall_ms=lambda: DAY_MS + round(self._world.now * 1_000),
             random=self._rng.randbytes,
             now=self._node.clock(),

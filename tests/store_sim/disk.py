@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from bstar_broker.store.core.entries import START, Entry, Position
+from bstar_broker.store.core.entries import START, Entry, History, Position
 from bstar_broker.store.core.events import (
     Applied,
     Damaged,
@@ -29,7 +29,6 @@ from bstar_broker.store.core.events import (
     Write,
     Written,
 )
-from bstar_broker.store.core.history import History
 from bstar_broker.store.core.records import Record, Totals
 from sim.world import World
 

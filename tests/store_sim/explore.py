@@ -343,7 +343,7 @@ class Situation:
         )
         if replica is None:
             return kept
-        site, following = replica._site, replica._follower.following
+        site, following = replica._site, replica._follower
         claim, copies = site.in_sync._claim, replica._leader.copies
         return (
             *kept,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bstar_broker.store.core.entries import Position
-from bstar_broker.store.core.history import History
+from bstar_broker.store.core.entries import History, Position
 from sim.checks import Violation
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from bstar.star import PeerMessage, Role, StarMachine, StarSettings, Tick
 from bstar.wire import durable, native
@@ -39,6 +39,7 @@ from bstar_broker.store.core.events import (
 )
 from bstar_broker.store.core.memory_table import MemoryTable
 from bstar_broker.store.core.records import Wanted
+from bstar_broker.store.core.replica import Replica
 from bstar_broker.store.core.rules import apply
 from bstar_broker.store.core.settings import StoreSettings
 
@@ -151,7 +152,7 @@ class SoloStore:
             make_store=lambda broker: DurableStore(
                 broker,
                 settings or StoreSettings(),
-                self.replica,
+                cast("Replica", self.replica),
                 wall_ms=self.wall_ms,
                 random=self._random,
                 now=0.0,

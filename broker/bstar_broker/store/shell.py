@@ -33,9 +33,9 @@ from bstar_broker.store.core.events import (
     PeerSaid,
     ToPeer,
 )
-from bstar_broker.store.core.observer import StoreObserver
 from bstar_broker.store.core.replica import Replica, ReplicaSettings
 from bstar_broker.store.core.settings import StoreSettings
+from bstar_broker.store.core.tally import StoreObserver
 from bstar_broker.store.disk import Disk
 from bstar_broker.store.fail_points import Point, reach
 from bstar_broker.store.link import open_link

@@ -33,11 +33,15 @@ from bstar_broker.store.core.commands import (
     Submitted,
 )
 from bstar_broker.store.core.events import Change, Find, Found, Search
-from bstar_broker.store.core.observer import StoreObserver
 from bstar_broker.store.core.records import Record
-from bstar_broker.store.core.refusing import later, never, why_not_kept
 from bstar_broker.store.core.settings import StoreSettings
+from bstar_broker.store.core.tally import StoreObserver
 
+# Why the desk refuses what a client asks (docs/operations.md, "Refusals").
+DESK_REASONS = frozenset(
+    ("store-waits", "store-refuses", "store-busy", "invalid-durable", "record-damaged", "unread-replies")
+)
+_RETRY_MS = 1_000
 # A result that is awaited longer is asked for again: the node may have changed meanwhile.
 FETCH_WAIT_MS_MAX = 60_000
 # Operations that wait for an answer, of all clients.
@@ -493,3 +497,27 @@ def _receipt(change: Change) -> Receipt:
 
 def _standing(request: bytes, record: Record | None) -> Standing:
     return Standing(request, State.UNKNOWN) if record is None else record.standing()
+
+
+def never(reason: str, text: str, code: ErrorCode = ErrorCode.INVALID) -> Refusal:
+    """It will never be taken."""
+    assert reason in DESK_REASONS or reason in ("other-body", "call-not-allowed")
+    return Refusal(reason, text, code, is_of_service=False)
+
+
+def later(reason: str, text: str) -> Refusal:
+    """It may be taken later."""
+    assert reason in DESK_REASONS
+    return Refusal(reason, text, None, _RETRY_MS, is_of_service=False)
+
+
+def why_not_kept(change: Change, is_kept: bool) -> Refusal | None:
+    """Why a request that was applied is not acknowledged; None if it is."""
+    if change.is_other:
+        return never(
+            "other-body", "its key or id belongs to a request with another service, body, owner or schedule"
+        )
+    if not is_kept:
+        text = "the request is on one disk only; submit it again (store.when_alone: refuse)"
+        return later("store-refuses", text)
+    return None

@@ -38,12 +38,11 @@ from bstar_broker.store.core.events import (
     Replaced,
     Written,
 )
-from bstar_broker.store.core.observer import StoreObserver
-from bstar_broker.store.core.replication import Replication
+from bstar_broker.store.core.replica import Replica
 from bstar_broker.store.core.runner import Runner
 from bstar_broker.store.core.schedules import Schedules
 from bstar_broker.store.core.settings import StoreSettings
-from bstar_broker.store.core.tally import Tally
+from bstar_broker.store.core.tally import StoreObserver, Tally
 from bstar_broker.store.core.titanic import Titanic
 
 # Entries under way at once: the next one is made while disk and peer work on the one before.
@@ -97,7 +96,7 @@ class DurableStore:
         self,
         broker: Broker,
         settings: StoreSettings,
-        replica: Replication,
+        replica: Replica,
         *,
         wall_ms: Callable[[], int],
         random: Callable[[int], bytes],

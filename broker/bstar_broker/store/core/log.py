@@ -8,9 +8,8 @@ kept in memory, to send them again without a question to the disk.
 from collections import deque
 from collections.abc import Sequence
 
-from bstar_broker.store.core.entries import Entry, Position
+from bstar_broker.store.core.entries import Entry, History, Position
 from bstar_broker.store.core.events import Import, Mark, Opened, Write, Written
-from bstar_broker.store.core.history import History
 from bstar_broker.store.core.peer import Part
 
 # Entries kept in memory. A follower that was away for a moment needs no more.

@@ -1,8 +1,11 @@
-"""The messages between the two stores of a pair, over the store's link.
+"""What the two stores of a pair say to each other, and which copy is the better one by what they say.
 
 Frames: ``[BSTR01] [MessagePack, tagged array]`` in both directions. Every message names the ``run`` of its
 sender (one run of one process), so what is left of an earlier run or connection is recognised. Whatever a
 message says, ``decode`` has checked its shape: entries follow each other without a gap and are whole.
+
+Two nodes meet with a Hello each. ``mismatch`` says whether their disks belong together, ``source`` whose copy
+both go on from. ``Site`` adds what the arbiter knows.
 """
 
 import enum
@@ -15,7 +18,7 @@ from msgspec import Meta
 from bstar.errors import RemoteProtocolError
 from bstar.wire.epochs import EPOCH_MAX
 from bstar.wire.limits import MESSAGE_BYTES_MAX
-from bstar_broker.store.core.entries import START, Entry, Position
+from bstar_broker.store.core.entries import START, Entry, History, Position
 from bstar_broker.store.core.records import Record
 
 HEADER = b"BSTR01"
@@ -193,3 +196,80 @@ def _check_positions(positions: list[Position]) -> None:
         raise RemoteProtocolError(
             "store-history", f"the last entry {positions[-1]} is before {positions[-2]}"
         )
+
+
+# --- two nodes meet -----------------------------------------------------------------------------------------
+
+# What a copy vouches for.
+NOTHING, IN_SYNC, ALONE = range(3)
+
+
+class Source(enum.Enum):
+    """Whose copy both go on from."""
+
+    OWN = enum.auto()
+    PEER = enum.auto()
+    NEITHER = enum.auto()  # no copy is known to be whole
+
+
+def mismatch(own: Hello, peer: Hello) -> str:
+    """Why the peer's store is none for this one, and what to do; "" if it is."""
+    if peer.pair != own.pair:
+        return (
+            f"its store is of the pair {peer.pair}, this one of {own.pair}: correct store.link of one of them"
+        )
+    if peer.role == own.role:
+        return f"it is a {peer.role}, too: correct node.role of one of them"
+    if peer.store and own.store and peer.store != own.store:
+        return (
+            f"the disks hold two stores, {own.store.hex()} here and {peer.store.hex()} there: keep one, move "
+            "the other node's store.directory away and start it again"
+        )
+    return ""
+
+
+def source(own: Hello, peer: Hello) -> Source:
+    """Compare the copies of two nodes of which none leads."""
+    if not own.store and not peer.store and own.must is peer.must is None:
+        # A new pair.
+        return _wanted(own, peer)
+    own_rank, peer_rank = (_rank_beside(own, peer), own.last), (_rank_beside(peer, own), peer.last)
+    if own_rank[0] == peer_rank[0] == NOTHING:
+        return Source.NEITHER
+    if own_rank == peer_rank:
+        return _wanted(own, peer)
+    if not has_all_of(own, peer) or not has_all_of(peer, own):
+        return Source.NEITHER
+    return Source.OWN if own_rank > peer_rank else Source.PEER
+
+
+def _rank_beside(hello: Hello, other: Hello) -> int:
+    """What a copy vouches for, or the other for it: a leader that gave its own up, because this had all."""
+    is_heir = other.gave_up is not None and hello.store != b"" and hello.must is None
+    if is_heir and other.gave_up is not None and History(hello.epochs, hello.last).has(other.gave_up):
+        return max(rank(hello), IN_SYNC)
+    return rank(hello)
+
+
+def rank(hello: Hello) -> int:
+    """What this copy vouches for: NOTHING, IN_SYNC or ALONE. A damaged one vouches for nothing."""
+    if not hello.store or hello.must is not None:
+        return NOTHING
+    return ALONE if hello.is_alone else IN_SYNC if hello.is_in_sync else NOTHING
+
+
+def has_all_of(damaged: Hello, other: Hello) -> bool:
+    """True if ``damaged`` is whole, or ``other`` has all that was acknowledged there.
+
+    If that copy was not alone, the other one in sync has. If it was, its last entry shows whether the other
+    got what it had.
+    """
+    if damaged.must is None or not damaged.is_alone or other.is_alone:
+        return True
+    return History(other.epochs, other.last).has(damaged.must)
+
+
+def _wanted(own: Hello, peer: Hello) -> Source:
+    """The copies are equal: that of the node that is to lead."""
+    is_own = own.role == "primary" if own.wants == peer.wants else own.wants
+    return Source.OWN if is_own else Source.PEER

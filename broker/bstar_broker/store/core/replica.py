@@ -14,7 +14,7 @@ apply it. Two nodes are no majority, so their disks keep marks that prove which 
 3. *A follower in sync has all that is committed.* It is told so only after each further commit waits for its
    disk and its disk has what was committed before.
 4. *Who leads has all that was acknowledged, as far as any disk or message can tell.* A node leads if it was
-   sure of its copy since it followed (``Following``), if its mark says that it is alone and the peer does not
+   sure of its copy since it followed (``Follower``), if its mark says that it is alone and the peer does not
    answer, or after it compared with the peer and took over what the better copy has. Alone is better than in
    sync, in sync better than neither; of two that are equal, the greater last position is better. Neither: no
    copy is known to be whole, and only ``force`` begins.
@@ -38,8 +38,6 @@ from msgspec.structs import replace
 from bstar.errors import RemoteProtocolError
 from bstar.printable import printable
 from bstar_broker.core.outputs import Notice, Output
-from bstar_broker.store.core import peer as wire
-from bstar_broker.store.core import proof
 from bstar_broker.store.core.entries import START, Position
 from bstar_broker.store.core.events import (
     Applied,
@@ -54,8 +52,18 @@ from bstar_broker.store.core.events import (
 )
 from bstar_broker.store.core.follower import Follower
 from bstar_broker.store.core.leader import Leader
-from bstar_broker.store.core.meeting import Source, has_all_of, mismatch, source
-from bstar_broker.store.core.peer import Ack, Entries, Hello, Part, Standing
+from bstar_broker.store.core.peer import (
+    Ack,
+    Entries,
+    Hello,
+    Part,
+    Source,
+    Standing,
+    decode,
+    has_all_of,
+    mismatch,
+    source,
+)
 from bstar_broker.store.core.records import Totals
 from bstar_broker.store.core.site import ReplicaSettings, Role, Site
 
@@ -111,7 +119,7 @@ class Replica:
         if site.log.error:
             return f"the store's disk fails: {site.log.error}"
         if site.epoch:
-            return "" if self.copies == 2 else proof.why_not(site)
+            return "" if self.copies == 2 else site.missing_proof
         return self._why_not()
 
     def _why_not(self) -> str:
@@ -123,7 +131,7 @@ class Replica:
             )
         if peer.mismatch:
             return f"the peer's store cannot be used: {peer.mismatch}"
-        if text := proof.why_not(self._site):
+        if text := self._site.missing_proof:
             return text
         if not peer.is_heard or peer.hello is None:
             return (
@@ -132,7 +140,7 @@ class Replica:
             )
         if peer.hello.leads:
             return f"the peer leads the store in epoch {peer.hello.leads}"
-        if proof.better(self._site) == Source.NEITHER:
+        if self._site.better() == Source.NEITHER:
             return (
                 "neither this copy nor the peer's is known to have all that was acknowledged: put the "
                 "missing disk back, or run bstar store force"
@@ -181,15 +189,15 @@ class Replica:
     @property
     def lag(self) -> int:
         """Entries that the follower's disk lacks, as far as this node knows."""
-        log, following = self._site.log, self._follower.following
+        log, follower = self._site.log, self._follower
         if self._site.epoch:
             return max(0, log.last.number - self._leader.feeder.acked)
-        return max(0, following.peer_last - min(following.matched, log.synced))
+        return max(0, follower.peer_last - min(follower.matched, log.synced))
 
     @property
     def catch_up(self) -> float:
         """The part of the log that the copy which lags has, from 0.0 to 1.0."""
-        last = self._site.log.last.number if self._site.epoch else self._follower.following.peer_last
+        last = self._site.log.last.number if self._site.epoch else self._follower.peer_last
         return 1.0 - self.lag / max(last, 1)
 
     # --- damage ---------------------------------------------------------------------------------------------
@@ -200,7 +208,7 @@ class Replica:
         if not self._is_open:
             return []
         site.log.damage = given.text
-        self._follower.following.is_sure = False
+        self._follower.is_sure = False
         return [site.say_hello(asks=True), *self._rebuild(now)]
 
     def _rebuild(self, now: float) -> list[Output]:
@@ -230,7 +238,7 @@ class Replica:
             return False
         if hello.leads:
             return has_all_of(site.hello(asks=False), hello)
-        return proof.better(site) == Source.PEER
+        return site.better() == Source.PEER
 
     # --- the node's role ------------------------------------------------------------------------------------
 
@@ -254,10 +262,10 @@ class Replica:
             return []
         if site.epoch:
             return self._leader.begin(now) if epoch > site.epoch else []
-        if self._follower.following.is_sure:
+        if self._follower.is_sure:
             return self._begin(now)
         site.peer.is_fresh = False
-        return [site.say_hello(asks=True), *proof.ask(site, now), *self._decide(now)]
+        return [site.say_hello(asks=True), *site.ask_arbiter(now), *self._decide(now)]
 
     def follow(self, now: float) -> list[Output]:
         """The node serves no more."""
@@ -287,7 +295,7 @@ class Replica:
         if not site.epoch:
             return self._follower.note_life(now)
         is_unproved = self._leader.copies.standing == Standing.JOINING and not self._leader.was_alone
-        if not is_unproved or self._follower.following.is_leased(now):
+        if not is_unproved or self._follower.is_leased(now):
             return []
         # It took over because it heard nothing, and has not committed anything yet: compare first.
         self._leave()
@@ -299,25 +307,25 @@ class Replica:
         if site.wanted is None or site.epoch or site.log.damage:
             return []
         if peer.is_heard and peer.hello is not None and peer.hello.leads:
-            is_next = self._follower.following.is_sure and site.wanted > peer.hello.leads
+            is_next = self._follower.is_sure and site.wanted > peer.hello.leads
             return self._begin(now) if is_next else []
-        if self._follower.following.is_sure:
+        if self._follower.is_sure:
             return self._begin(now)
         if not peer.is_heard:
             # The peer may be alone, too, in a later epoch: give it the time to say so.
             is_silent = now >= peer.heard_at + site.settings.peer_timeout_s
-            return self._begin(now) if is_silent and proof.may_lead_unheard(site) else []
+            return self._begin(now) if is_silent and site.may_lead_unheard else []
         if not peer.is_fresh or peer.hello is None:
             return []
-        return self._begin(now) if proof.better(site) == Source.OWN else []
+        return self._begin(now) if site.better() == Source.OWN else []
 
     def _begin(self, now: float, *, is_alone: bool = False) -> list[Output]:
-        self._follower.following.leave()
+        self._follower.leave()
         return self._leader.begin(now, is_alone=is_alone)
 
     def _leave(self) -> None:
         self._leader.leave()
-        self._follower.following.leave()
+        self._follower.leave()
         self._site.peer.is_fresh = False
 
     # --- commands -------------------------------------------------------------------------------------------
@@ -357,7 +365,7 @@ class Replica:
         if not self._is_open:
             return []
         try:
-            message = wire.decode(frames)
+            message = decode(frames)
         except RemoteProtocolError as error:
             return self._refuse(error.reason, error.text)
         site = self._site
@@ -387,7 +395,7 @@ class Replica:
             if not self._outranks(message.is_alone, message.epoch):
                 return list(site.ask(now))
             self._leave()
-        if message.epoch == 0 and (site.wanted is None or hello.leads or proof.better(site) != Source.PEER):
+        if message.epoch == 0 and (site.wanted is None or hello.leads or site.better() != Source.PEER):
             # Of a source, and nobody asked for it.
             return []
         if isinstance(message, Part):
@@ -396,10 +404,10 @@ class Replica:
 
     def _finish(self, now: float) -> list[Output]:
         """A node that serves leads when it has taken over what it lacked."""
-        following = self._follower.following
-        if self._site.wanted is None or self._site.epoch or not following.is_on:
+        follower = self._follower
+        if self._site.wanted is None or self._site.epoch or not follower.is_on:
             return []
-        if following.epoch == 0 and following.has_all:
+        if follower.epoch == 0 and follower.has_all:
             return self._begin(now)
         return self._decide(now)
 
@@ -479,7 +487,7 @@ class Replica:
             self._leave()
             outputs.append(site.say_hello(asks=True))
         mark = site.log.mark
-        if site.wanted is not None and mark is not None and mark.is_in_sync and proof.is_outside(site):
+        if site.wanted is not None and mark is not None and mark.is_in_sync and site.is_outside:
             outputs.append(site.log.write(mark=site.mark(is_in_sync=False, is_alone=mark.is_alone)))
         return [*outputs, *self._decide(now)]
 
@@ -501,7 +509,7 @@ class Replica:
             return outputs
         site, peer = self._site, self._site.peer
         self._tell_at = now + site.settings.heartbeat_s
-        outputs += site.in_sync.repeat(now) if site.epoch else proof.ask(site, now)
+        outputs += site.in_sync.repeat(now) if site.epoch else site.ask_arbiter(now)
         if peer.is_heard and now >= peer.heard_at + site.settings.peer_timeout_s:
             peer.lose()
             self._leader.feeder.stop()
@@ -512,7 +520,5 @@ class Replica:
         outputs += self._leader.trim()
         if self._leader.feeder.is_on:
             return [*outputs, *self._leader.heartbeat()]
-        is_content = (
-            peer.is_fresh and not site.log.damage and (self._follower.following.is_on or site.wanted is None)
-        )
+        is_content = peer.is_fresh and not site.log.damage and (self._follower.is_on or site.wanted is None)
         return outputs if is_content else [*outputs, *site.ask(now)]

@@ -1,15 +1,34 @@
-"""What the parts of a replica share: who this node is, its log, its peer, and what it says of itself."""
+"""What the parts of a replica share: who this node is, its log, its peer, and whose copy is proved whole.
+
+The marks on the disks and the arbiter's set prove that a copy has all that was acknowledged. A disk in the
+in-sync set that has its mark has everything. Marks alone prove it only if both disks are there: a disk that
+was lost may have been the only one. So with an arbiter a copy in sync does not lead, and is not taken over,
+beside a disk that vouches for nothing, before the arbiter has said who is in the set.
+
+A follower takes its mark back as soon as its leader may have gone on alone. If the leader was not granted
+that, the set still has the follower: a doubtful copy in the set is whole.
+"""
 
 from math import inf
 from typing import Literal
 
 import msgspec
 
-from bstar_broker.store.core import peer as wire
-from bstar_broker.store.core.events import Mark, Opened, ToPeer
+from bstar_broker.store.core.events import AskArbiter, Mark, Opened, ToPeer
 from bstar_broker.store.core.in_sync import InSync
 from bstar_broker.store.core.log import Log
-from bstar_broker.store.core.peer import EPOCHS_MAX, Hello, Message
+from bstar_broker.store.core.peer import (
+    ALONE,
+    EPOCHS_MAX,
+    IN_SYNC,
+    NOTHING,
+    Hello,
+    Message,
+    Source,
+    encode,
+    rank,
+    source,
+)
 
 Role = Literal["primary", "backup"]
 
@@ -158,4 +177,83 @@ class Site:
     @staticmethod
     def send(message: Message) -> ToPeer:
         """The order to send this message."""
-        return ToPeer(wire.encode(message))
+        return ToPeer(encode(message))
+
+    # --- whose copy is whole --------------------------------------------------------------------------------
+
+    @property
+    def _store(self) -> bytes:
+        """The store that this node has or would have; empty if there is none yet."""
+        mark, hello = self.log.mark, self.peer.hello
+        if mark is not None and mark.store:
+            return mark.store
+        return b"" if hello is None else hello.store
+
+    def ask_arbiter(self, now: float) -> list[AskArbiter]:
+        """A node that is to lead, and may not yet, asks who is in the set."""
+        if self.wanted is None or self.epoch:
+            return []
+        return self.in_sync.look(self._store, now)
+
+    @property
+    def is_outside(self) -> bool:
+        """True if the arbiter says that this copy may lack something."""
+        return self.in_sync.is_member(self.role, self._store) is False
+
+    @property
+    def may_lead_unheard(self) -> bool:
+        """True if this copy has everything although the peer does not say what it has."""
+        mark = self.log.mark
+        if mark is None or self.is_outside or self.log.damage:
+            return False
+        is_member = self.in_sync.is_member(self.role, mark.store) is True
+        return self.led_alone or (is_member and (mark.is_in_sync or mark.is_alone or mark.is_doubtful))
+
+    def better(self) -> Source:
+        """Whose copy a node that is to lead goes on from, by the peer's Hello; NEITHER if none is proved
+        whole. The set decides as soon as one of the copies vouches for nothing.
+        """
+        hello = self.peer.hello
+        assert hello is not None
+        own = self.hello(asks=False)
+        by_marks, ranks, store = source(own, hello), (rank(own), rank(hello)), self._store
+        if not self.in_sync.is_on or ALONE in ranks or NOTHING not in ranks or not store:
+            return by_marks
+        if not self.in_sync.is_answered(store):
+            return Source.NEITHER
+        is_own, is_peers = self._is_whole(self.role, own, store), self._is_whole(self.other, hello, store)
+        if is_own and is_peers:
+            if by_marks != Source.NEITHER:
+                return by_marks
+            return Source.OWN if own.last >= hello.last else Source.PEER
+        return Source.OWN if is_own else Source.PEER if is_peers else Source.NEITHER
+
+    def _is_whole(self, role: Role, said: Hello, store: bytes) -> bool:
+        is_member = self.in_sync.is_member(role, store)
+        # A store of which the arbiter knows nothing has its marks alone.
+        return is_member is not False and (rank(said) == IN_SYNC or (is_member is True and said.is_doubtful))
+
+    @property
+    def missing_proof(self) -> str:
+        """Why this node does not lead, or leads and cannot go on alone; "" if it is not for the arbiter."""
+        in_sync = self.in_sync
+        if not in_sync.is_on:
+            return ""
+        hello, store = self.peer.hello, self._store
+        whose = Source.NEITHER if hello is None or not self.peer.is_heard else self.better()
+        if self.is_outside and not self.epoch and whose != Source.PEER:
+            return (
+                f"the arbiter counts the {self.other}'s copy alone: it may have what this one lacks; start "
+                f"the {self.other} with its disk, or force this copy"
+            )
+        if not self.epoch and not in_sync.is_answered(store):
+            return in_sync.problem and f"nothing proves that this copy is whole, and {in_sync.problem}"
+        if self.epoch and not in_sync.may_be_alone:
+            return in_sync.problem and f"this node cannot go on alone: {in_sync.problem}"
+        is_peers_better = hello is not None and source(self.hello(asks=False), hello) == Source.PEER
+        if not self.epoch and is_peers_better and self.better() == Source.NEITHER:
+            return (
+                "the disk of this node is new, and the arbiter counts the one before it alone: put that "
+                f"back, or make the {self.other} active and force its copy"
+            )
+        return ""

@@ -1,12 +1,29 @@
 """What the store counts and reports to an observer: ends of requests, and for how long a copy lags."""
 
+from typing import Protocol
+
 from bstar.wire.durable import State
 from bstar_broker.core.outputs import Notice
 from bstar_broker.store.core.events import Applied
-from bstar_broker.store.core.observer import StoreObserver
-from bstar_broker.store.core.records import Totals
+from bstar_broker.store.core.records import Record, Totals
 
 _ENDS = (State.ANSWERED, State.DEAD, State.CANCELLED)
+
+
+class StoreObserver(Protocol):
+    """Gets what the store reports, when it happens. It is quick, does not raise and changes nothing.
+
+    ``epoch`` is the node's: of its entries if it leads, else of the leader that it follows.
+    """
+
+    def applied(self, applied: Applied, epoch: int, now: float) -> None:
+        """An entry has been applied, so it is on all disks that count; it may be acknowledged from now on.
+
+        The follower reports it as well as the leader, so each journal has it when the other node dies.
+        """
+
+    def fetched(self, record: Record, epoch: int) -> None:
+        """A client gets the answer of this request."""
 
 
 class Tally:
