@@ -1,4 +1,4 @@
-"""The sockets, files and timers of one node's Binary Star.
+"""The sockets, files, timers and log of one node's Binary Star.
 
 ``PairShell`` makes the machine's inputs: state messages, subscriptions, answers of the arbiter, broken links,
 pauses, deadlines, a stop. It hands the machine's outputs to the owner's ``carry_out``. The owner hands each
@@ -9,7 +9,10 @@ The state link is PUB/SUB, because it must neither block nor queue for a peer th
 """
 
 import logging
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -19,22 +22,24 @@ from bstar.arbiter_link import Arbiter, ArbiterLink
 from bstar.curve import NodeSecurity
 from bstar.epoch_file import EpochKeeper
 from bstar.errors import PairError, RemoteProtocolError
-from bstar.pair_log import FIRST_S, PairLog
-from bstar.pause_file import PauseFile
 from bstar.peer_link import PeerLink
 from bstar.reactor import Reactor
 from bstar.star import (
     ArbiterAnswer,
+    ArbiterSeen,
     AskArbiter,
+    Claimed,
     Fatal,
     HandoverRefused,
     Input,
     Leave,
     LinkLost,
     Output,
+    PauseKept,
     PeerGarbage,
     PeerMessage,
     PeerRefused,
+    PeerSeen,
     PersistEpoch,
     PersistPause,
     Promotion,
@@ -47,6 +52,7 @@ from bstar.star import (
     Tick,
 )
 from bstar.state_publisher import StatePublisher
+from bstar.whole_file import write_whole
 from bstar.wire.arbiter import Answer
 from bstar.wire.peer import PeerState, decode
 
@@ -58,6 +64,11 @@ LAST_WORD_S = 1.5
 
 # How often it retries to store an epoch.
 _EPOCH_RETRY_S = 1.0
+
+# Two nodes that start together, by hand or by a supervisor, have met by then.
+FIRST_S = 5.0
+# Often enough to be in the part of a log that people read, seldom enough not to fill it.
+REMIND_S = 60.0
 
 Out_co = TypeVar("Out_co", covariant=True)
 Out = TypeVar("Out")
@@ -269,3 +280,94 @@ class PairShell(Generic[Out]):
     def _say_last_word(self) -> None:
         if self._last_word is not None:
             self._publisher.say(self._last_word)
+
+
+class PairLog:
+    """Logs a node's reports, pauses of its process, and its lasting troubles. Call ``remind`` each second.
+
+    A report of the machine has its own level and sentence (``bstar.star.outputs``). Of unsuccessful claims,
+    only the first is logged. A trouble that needs an operator is logged again every REMIND_S.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._has_claimed = False
+        self._trouble = ""
+        self._trouble_since = now
+        self._remind_at = math.inf
+
+    def report(self, output: Report) -> None:
+        """Log a report. While no claim succeeds, each request makes another: only the first is logged."""
+        level = output.level
+        if type(output) is Claimed:
+            level = logging.DEBUG if self._has_claimed else level
+            self._has_claimed = True
+        elif type(output) in (StateChanged, PeerSeen, ArbiterSeen):
+            self._has_claimed = False
+        _log.log(level, "%s", output.text)
+
+    def stalled(self, gap_s: float, age_s: float, limit_s: float, *, is_heeded: bool) -> None:
+        """The process was away for ``gap_s``, and its last state message is ``age_s`` old, by which the peer
+        judges it: after ``limit_s`` the peer may take over. ``is_heeded``: that changed something.
+        """
+        level = logging.WARNING if is_heeded or age_s >= limit_s else logging.DEBUG
+        text = (
+            "the process was away for %.3f s; its last state message is %.3f s old, the failover timeout %g s"
+        )
+        _log.log(level, text, gap_s, age_s, limit_s)
+
+    def remind(self, trouble: str, now: float) -> None:
+        """Log at WARNING why this node cannot play its part, and what to do; repeat it while it lasts."""
+        if trouble != self._trouble:
+            self._trouble = trouble
+            self._trouble_since = now
+            self._remind_at = now + FIRST_S
+        if trouble and now >= self._remind_at:
+            self._remind_at = now + REMIND_S
+            _log.warning("for %.0f s: %s", now - self._trouble_since, trouble)
+
+
+class _KeptPause(msgspec.Struct, frozen=True):
+    """``until`` is in seconds since 1970; 0 when takeovers were resumed."""
+
+    number: int
+    until: float
+    why: str
+
+
+class PauseFile:
+    """A pause of takeovers (``bstar.star.takeover_pause``), kept across restarts in ``STATE_DIR/pause``.
+
+    The file is one JSON object with the end of the pause by the wall clock, because the clock of a run ends
+    with it. A pause that cannot be stored or read is logged; a node that restarts then hears it from its
+    peer. ``wall_clock`` returns seconds since 1970.
+    """
+
+    def __init__(self, state_dir: Path, wall_clock: Callable[[], float] = time.time) -> None:
+        self.path = state_dir / "pause"
+        self._wall_clock = wall_clock
+
+    def load(self) -> PauseKept | None:
+        """The last order that was stored; None if there is none, or it cannot be read."""
+        try:
+            kept = msgspec.json.decode(self.path.read_bytes(), type=_KeptPause)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            _log.warning(
+                "%s cannot be read: %s; whether takeovers are paused, the peer says", self.path, error
+            )
+            return None
+        return PauseKept(kept.number, max(0.0, kept.until - self._wall_clock()), kept.why)
+
+    def keep(self, pause: PersistPause) -> None:
+        """Store an order."""
+        until = self._wall_clock() + pause.for_s if pause.for_s else 0.0
+        line = msgspec.json.encode(_KeptPause(pause.number, until, pause.why)) + b"\n"
+        try:
+            write_whole(self.path, line)
+        except OSError as error:
+            _log.error(
+                "the pause of takeovers could not be stored in %s: %s; a restart of both nodes forgets it",
+                self.path,
+                error.strerror or error,
+            )

@@ -3,7 +3,7 @@
 All work of a node happens in the thread that calls ``run``, in sequence, so it needs no lock. Time is the
 monotonic clock. The reactor knows how late it is (``lag``). If the process was away for longer than it meant
 to sleep, it calls the stall handlers (``on_stall``) before it hands out queued messages. It does not know its
-load: sockets, timers and sans-I/O machines register with it (``agenda``, ``thread_calls``).
+load: sockets, timers and sans-I/O machines register with it (``agenda``). Other threads hand it calls.
 
 It waits in one of two ways. Normally it asks every socket whether it has messages, which takes two system
 calls for each of them, awake or not. If all readers of a turn used only their own sockets, the other sockets
@@ -15,19 +15,24 @@ they have drained, for ``stop_timeout_s`` at most. A second signal ends it at on
 """
 
 import select
+import signal
+import socket as stdlib_socket
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from types import FrameType, TracebackType
+from typing import Any, Self, TypeVar
 
 import zmq
 
 from bstar.agenda import Agenda, Lag, TimeHandler, Timer
 from bstar.closing import Closing
+from bstar.errors import ClosedError
 from bstar.sockets import is_readable, receive, receive_routed
-from bstar.stop_signals import StopSignals
-from bstar.thread_calls import ThreadCalls
 
 T = TypeVar("T")
 
@@ -95,6 +100,116 @@ class _Sources:
             self.watch.unregister(descriptor)
 
 
+class _ThreadCalls:
+    """Calls into the loop from other threads and from signal handlers. ``descriptor`` is readable when
+    ``run`` has something to do.
+    """
+
+    def __init__(self) -> None:
+        # Any: each call has its own type.
+        self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._is_closed = False
+        # Reentrant: a signal may arrive while this thread holds it, and its handler wakes the loop, too.
+        self.lock = threading.RLock()
+        self._woken, self._waker = stdlib_socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+
+    @property
+    def descriptor(self) -> int:
+        """The descriptor that the loop polls."""
+        return self._woken.fileno()
+
+    @property
+    def waker(self) -> int:
+        """The descriptor that signals write to."""
+        return self._waker.fileno()
+
+    def add(self, function: Callable[[], T]) -> "Future[T]":
+        """Let the loop run ``function``; ClosedError after ``close``."""
+        future: Future[T] = Future()
+        with self.lock:
+            if self._is_closed:
+                raise ClosedError("the reactor is closed")
+            self._calls.append((future, function))
+            self.wake()
+        return future
+
+    def wake(self) -> None:
+        """Make the descriptor readable."""
+        with self.lock:
+            if not self._is_closed:
+                # A full pipe wakes the loop, too.
+                with suppress(BlockingIOError):
+                    self._waker.send(b"\0")
+
+    def run(self, now: float) -> None:
+        """Run the waiting calls, in the loop's thread."""
+        with suppress(BlockingIOError):
+            while self._woken.recv(4096):
+                pass
+        for _ in range(len(self._calls)):
+            future, function = self._calls.popleft()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(function())
+            except Exception as error:  # noqa: BLE001  # it belongs to the caller, who gets it from the future
+                future.set_exception(error)
+
+    def begin_to_close(self) -> bool:
+        """Take no more calls. False if it is closed already."""
+        with self.lock:
+            was_open = not self._is_closed
+            self._is_closed = True
+        return was_open
+
+    def close(self) -> None:
+        """End the calls that wait with ClosedError, and free the descriptors. Once."""
+        self._woken.close()
+        self._waker.close()
+        while self._calls:
+            future, _ = self._calls.popleft()
+            if future.set_running_or_notify_cancel():
+                future.set_exception(ClosedError("the reactor was closed before it came to this call"))
+
+
+class _StopSignals:
+    """A context for the main thread: SIGTERM and SIGINT call ``stop``, the second one ``end`` first. On exit
+    it restores the handlers. ``waker_fd`` gets an octet for each signal.
+    """
+
+    def __init__(self, stop: Callable[[], None], end: Callable[[], None], waker_fd: int) -> None:
+        self._stop = stop
+        self._end = end
+        self._waker_fd = waker_fd
+        self._count = 0
+        self._before: dict[signal.Signals, Any] = {}  # Any: what signal.signal returns
+        self._wakeup_before = -1
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._count += 1
+        if self._count > 1:
+            self._end()
+        self._stop()
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            # The wake-up descriptor ends a poll that began just after the signal.
+            self._wakeup_before = signal.set_wakeup_fd(self._waker_fd, warn_on_full_buffer=False)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._before:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(self._wakeup_before)
+
+
 class _Stop:
     """A stop in progress: its participants and its deadline."""
 
@@ -132,7 +247,7 @@ class Reactor(Closing):
         self._sources = _Sources()
         self._poll = self._sources.poller.poll
         self._agenda = Agenda(self.lag)
-        self._calls = ThreadCalls()
+        self._calls = _ThreadCalls()
         self._stall_handlers: list[tuple[float, StallHandler]] = []
         self._stall_limit_s = float("inf")
         self._sleep_max_s = _SLEEP_MAX_S
@@ -264,7 +379,7 @@ class Reactor(Closing):
         """Turn until stopped. In the main thread SIGTERM and SIGINT are requests to stop while it runs."""
         self._seen_at = self._clock()
         self._sources.is_stirred = True
-        with StopSignals(self.stop, self.end, self._calls.waker):
+        with _StopSignals(self.stop, self.end, self._calls.waker):
             while not self._stop.is_over:
                 self._turn()
 

@@ -8,17 +8,16 @@ power cut.
 
 import errno
 import logging
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from bstar import records
 from bstar.errors import ConfigurationError
-from bstar.journal.buffer import Buffer
+from bstar.journal.buffer import Buffer, JournalCounters
 from bstar.journal.clocks import Anchor
 from bstar.journal.options import JournalOptions
 from bstar.journal.segments import Folder, Segment
-from bstar.journal.troubles import Troubles
-from bstar.journal.upkeep import Upkeep
 from bstar.records import Base, ClockStepped, Dropped, SegmentClosed
 
 _log = logging.getLogger("bstar.journal")
@@ -32,6 +31,125 @@ _RETRY_S = 1.0
 _LOOK_S = 1.0
 # Errors that the same file may recover from; after any other the next segment is begun.
 _FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
+_DAY_S = 86_400
+
+
+class _Troubles:
+    """Errors of the journal at ``path``: counted each time, logged once. Those of writing are logged again
+    once it has worked.
+    """
+
+    def __init__(self, path: object, counters: JournalCounters) -> None:
+        self._path = path
+        self._counters = counters
+        self._told: set[object] = set()
+        self._failing: set[object] = set()
+        self._is_dropping = False
+
+    def failed(self, what: str, error: OSError) -> None:
+        """The disk refused something; ``what`` is "write" or "open" if that is tried again."""
+        self._counters.errors += 1
+        is_writing = what in ("write", "open")
+        kind = (what, error.errno)
+        if is_writing:
+            self._failing.add(kind)
+        if kind not in self._told:
+            self._told.add(kind)
+            _log.error(
+                "journal: cannot %s in %s: %s; %s",
+                what,
+                self._path,
+                error.strerror or error,
+                "tries again, and what does not fit into the buffer until then is dropped"
+                if is_writing
+                else "goes on",
+            )
+
+    def mistaken(self, make: object, error: Exception) -> None:
+        """A record could not be made: a defect of ours."""
+        self._counters.errors += 1
+        if make not in self._told:
+            self._told.add(make)
+            _log.error("journal: no record of %s could be made", make, exc_info=error)
+
+    def wrote(self, dropped: int) -> None:
+        """A turn has written all it had; ``dropped`` records did not fit into the buffer meanwhile."""
+        if dropped and not self._is_dropping:
+            _log.warning("journal: %d records did not fit into the buffer and were dropped", dropped)
+        self._is_dropping = dropped > 0
+        if self._failing:
+            self._told -= self._failing
+            self._failing.clear()
+            _log.warning("journal: %s is written again", self._path)
+
+
+class Upkeep:
+    """Closes, packs and removes written files, by jobs in steps so small that the thread can write in
+    between. ``wall_s`` is the time of day.
+    """
+
+    def __init__(
+        self, folder: Folder, options: JournalOptions, troubles: _Troubles, wall_s: Callable[[], float]
+    ) -> None:
+        self._folder = folder
+        self._options = options
+        self._troubles = troubles
+        self._wall_s = wall_s
+        self.jobs: deque[Iterator[None]] = deque()
+
+    def begin(self) -> None:
+        """Seal the files that earlier runs left open, and check the bounds."""
+        self.jobs.append(self._tidy())
+
+    def seal(self, segment: Segment) -> None:
+        """Close and pack a finished file."""
+        self.jobs.append(self._seal(segment))
+
+    def step(self) -> None:
+        """The next small part of the first job."""
+        try:
+            next(self.jobs[0])
+        except StopIteration:
+            self.jobs.popleft()
+        except OSError as error:
+            self.jobs.popleft()
+            self._troubles.failed("tidy", error)
+
+    def _tidy(self) -> Iterator[None]:
+        for segment in self._folder.orphans():
+            _log.info("journal: closes %s, whose writer was killed", segment.path.name)
+            yield from self._seal(segment)
+        self._prune()
+
+    def _seal(self, segment: Segment) -> Iterator[None]:
+        try:
+            yield from self._folder.seal(segment, gzip=self._options.gzip)
+        except OSError as error:
+            self._troubles.failed("pack", error)
+            yield
+            try:
+                yield from self._folder.seal(segment, gzip=False)
+            except OSError as final_error:
+                self._troubles.failed("seal", final_error)
+        finally:
+            segment.close()
+        self._prune()
+
+    def _prune(self) -> None:
+        keep_s = self._options.keep_days * _DAY_S
+        oldest_s = self._wall_s() - keep_s if keep_s else None
+        try:
+            pruned = self._folder.prune(keep_bytes=self._options.keep_bytes, oldest_s=oldest_s)
+        except OSError as error:
+            self._troubles.failed("prune", error)
+            return
+        if pruned is not None:
+            _log.info(
+                "journal: removed %d closed files (%d octets) up to %s, as keep_bytes and keep_days say",
+                pruned.files,
+                pruned.octets,
+                pruned.newest,
+            )
 
 
 class Writer:
@@ -49,7 +167,7 @@ class Writer:
         self._counters = buffer.counters
         self._folder = folder
         self._anchor = anchor
-        self._troubles = Troubles(folder.path, buffer.counters)
+        self._troubles = _Troubles(folder.path, buffer.counters)
         self.upkeep = Upkeep(folder, options, self._troubles, anchor.wall_s)
         self._stamp = dict(who)
         self._seq = 0
