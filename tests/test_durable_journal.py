@@ -30,10 +30,10 @@ from bstar_broker.store.core.commands import (
 )
 from bstar_broker.store.core.entries import Entry, Position
 from bstar_broker.store.core.events import Applied
-from bstar_broker.store.core.memory_table import MemoryTable
 from bstar_broker.store.core.records import Record
 from bstar_broker.store.core.rules import apply
 from bstar_broker.store.core.tally import StoreObserver
+from support.memory_table import MemoryTable
 
 DEFAULTS = Defaults(attempts_max=2, backoff_ms=10, backoff_max_ms=100, expires_ms=0)
 KEEP_MS = 1_000

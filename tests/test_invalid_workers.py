@@ -6,7 +6,7 @@ from bstar.star import Role, StarMachine, StarSettings
 from bstar.wire import native
 from bstar.wire.messages import ErrorCode
 from bstar_broker.core import BrokerSettings, Node, Notice
-from bstar_broker.core.outcasts import Outcasts
+from bstar_broker.core.registry import Outcasts
 from support.desk import Desk, heard, ident, sent
 
 requirement = pytest.mark.requirement

@@ -40,13 +40,13 @@ from bstar_broker.store.core.events import (
     Write,
     Written,
 )
-from bstar_broker.store.core.memory_table import MemoryTable
 from bstar_broker.store.core.records import Record, Totals
 from bstar_broker.store.disk import Disk
 from bstar_broker.store.sqlite_log import SqliteLog
 from bstar_broker.store.wal_file import scan
 from bstar_testing.processes import wait_until
 from support.entries import apply, entry, name, submit, submitted
+from support.memory_table import MemoryTable
 from support.store_disk import PAIR, Platter, decoded, mark
 
 

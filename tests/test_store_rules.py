@@ -24,9 +24,9 @@ from bstar_broker.store.core.commands import (
     Swept,
 )
 from bstar_broker.store.core.entries import Entry
-from bstar_broker.store.core.memory_table import MemoryTable
 from bstar_broker.store.core.records import Record
 from support.entries import carry_out, name, submit, submitted
+from support.memory_table import MemoryTable
 
 ONE = name(1)
 

@@ -25,10 +25,10 @@ from bstar_broker.store.core.commands import (
     Submitted,
     Swept,
 )
-from bstar_broker.store.core.memory_table import MemoryTable
 from bstar_broker.store.core.records import Record, Totals, Wanted
 from bstar_broker.store.sqlite_table import SqliteTable
 from support.entries import carry_out, name, submit, submitted
+from support.memory_table import MemoryTable
 
 MANY = 1 << 30
 

@@ -22,10 +22,10 @@ from bstar_broker.store.core.commands import Began, Fired
 from bstar_broker.store.core.durable import DurableStore
 from bstar_broker.store.core.entries import START, Entry, Position
 from bstar_broker.store.core.events import Applied, Due, DueFound, Find, Found, Opened, Search, Write, Written
-from bstar_broker.store.core.memory_table import MemoryTable
 from bstar_broker.store.core.records import Wanted
 from bstar_broker.store.core.rules import apply
 from bstar_broker.store.core.settings import StoreSettings
+from support.memory_table import MemoryTable
 from support.solo_store import DAY_MS, PlayedReplica
 
 if TYPE_CHECKING:

@@ -37,11 +37,11 @@ from bstar_broker.store.core.events import (
     Write,
     Written,
 )
-from bstar_broker.store.core.memory_table import MemoryTable
 from bstar_broker.store.core.records import Wanted
 from bstar_broker.store.core.replica import Replica
 from bstar_broker.store.core.rules import apply
 from bstar_broker.store.core.settings import StoreSettings
+from support.memory_table import MemoryTable
 
 DAY_MS = 1_800_000_000_000
 

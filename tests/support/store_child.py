@@ -17,11 +17,11 @@ from bstar_broker.store import fail_points
 from bstar_broker.store.core.commands import Cancelled
 from bstar_broker.store.core.entries import Entry
 from bstar_broker.store.core.events import Applied, DiskOutput, Opened, Trim, Write, Written
-from bstar_broker.store.core.memory_table import MemoryTable
 from bstar_broker.store.core.records import Record
 from bstar_broker.store.disk import Disk
 from bstar_broker.store.fail_points import Point
 from support.entries import apply, entry, name, submit, submitted
+from support.memory_table import MemoryTable
 from support.store_disk import PAIR, mark
 
 

@@ -2,10 +2,14 @@
 
     clients   clients and external schedulers: ``requests``, ``schedules``, ``schedulers``
     workers   job managers: ``managers``
-    admin     the admin's commands: ``reports``
+    admin     the admin's commands STATUS, ROUTER_SHOW_WORKERS and ROUTER_SHOW_SCHEDULERS
 
-The node does the rest. Input that cannot be read is counted by reason, and nothing else happens.
+For a command of the admin the front asks the node for ``mmi.state``, which is for operators alone where keys
+are used. The figures by queue are those of the broker's services, so they count workers of every dialect. The
+node does the rest. Input that cannot be read is counted by reason, and nothing else happens.
 """
+
+import msgspec
 
 from bstar.errors import RemoteProtocolError
 from bstar.wire import emq, mmi
@@ -13,9 +17,8 @@ from bstar.wire.dialect import Dialect
 from bstar.wire.front import Order, Verb, peer_id, split_peer_id
 from bstar.wire.messages import Request
 from bstar_broker.core.outputs import FrontSend, Output
-from bstar_broker.core.snapshot import FrontState
-from bstar_broker.fronts.emq import reports
-from bstar_broker.fronts.emq.desk import ADMIN, CLIENTS, NAME, WORKERS, Asker, Desk
+from bstar_broker.core.snapshot import FrontState, NodeState
+from bstar_broker.fronts.emq.desk import ADMIN, CLIENTS, NAME, WORKERS, Asker, Desk, label
 from bstar_broker.fronts.emq.managers import Managers
 from bstar_broker.fronts.emq.requests import Requests
 from bstar_broker.fronts.emq.schedulers import Schedulers
@@ -31,6 +34,9 @@ from bstar_broker.fronts.emq.schedules import (
 
 # A manager's silence is noticed this often in a heartbeat's interval.
 _LOOKS_PER_HEARTBEAT = 4
+
+_read_state = msgspec.json.Decoder(NodeState).decode
+_encode = msgspec.json.Encoder().encode
 
 
 class EmqFront:
@@ -142,11 +148,11 @@ class EmqFront:
         if command == emq.Disconnect.__name__.encode():
             return self._close(routing_id, msgid, now)
         if command == emq.Status.__name__.encode():
-            report = reports.status(order.body[-1], self.managers)
+            report = _status(order.body[-1], self.managers)
         elif command == emq.ShowWorkers.__name__.encode():
-            report = reports.to_json(self.managers.show(now))
+            report = _encode(self.managers.show(now))
         else:
-            report = reports.to_json(self._schedulers.show())
+            report = _encode(self._schedulers.show())
         return [self._desk.reply(ADMIN, routing_id, report)]
 
     def _close(self, routing_id: bytes, msgid: bytes, now: float) -> list[Output]:
@@ -232,3 +238,24 @@ class EmqFront:
 
 
 _ADMIN = frozenset((emq.Status, emq.ShowWorkers, emq.ShowSchedulers, emq.Disconnect))
+
+
+def _status(state: bytes, managers: Managers) -> bytes:
+    """STATUS as JSON; ``state`` is the answer to ``mmi.state``. Latencies are those at job managers, in
+    milliseconds.
+    """
+    services = _read_state(state).broker.services
+    latency = {queue: tally.last_s * 1000 for queue, tally in managers.tallies.items()}
+    longest = {queue: tally.longest_s * 1000 for queue, tally in managers.tallies.items()}
+    return _encode(
+        {
+            "inflight_messages_by_queue": {each.service: each.in_flight for each in services},
+            "latency_messages_by_queue": latency,
+            "max_latency_messages_by_queue": longest,
+            "waiting_messages_by_queue": {each.service: each.queued for each in services},
+            "processed_messages_by_queue": {each.service: each.answered + each.failed for each in services},
+            "processed_messages_by_worker": {
+                label(each.routing_id): each.processed for each in managers.by_id.values()
+            },
+        }
+    )

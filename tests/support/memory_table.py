@@ -1,4 +1,4 @@
-"""The table in memory, for simulations and tests: a dictionary, sorted when somebody asks.
+"""The store's table in memory: a dictionary, sorted when somebody asks.
 
 It does what the table on the disk does, record for record; tests compare the two.
 """
