@@ -8,7 +8,8 @@ the days that it is about, or say ``since`` which day it is about. What is older
 in the same files, and not written: it tells who the processes are that go on, and the records of the last
 hour before belong to requests of which others have later ones.
 
-The driver gets to know names of files, which days and pairs there are, and counts; no records.
+The driver gets to know names of files, which days and pairs there are, counts, and of each pair the events
+that change something and the times without an answer: few, whatever the traffic. No request comes to it.
 """
 
 import datetime as dt
@@ -155,7 +156,7 @@ def run(
     with ThreadPoolExecutor(1, "services") as other:
         told = other.submit(_services, job, records, slo)
         runs = job.write("silver.runs", _with_right_clocks(job, records, clock_error_us))
-        histories = settled(silver.histories(records, runs, clock_error_us))
+        histories = silver.histories(records, runs, clock_error_us)
         states = job.write("silver.states", silver.states(histories))
         requests = _requests(job, records, runs, clock_error_us, since)
         further = [node_findings(records, runs), *_durables(job, records, runs, states, clock_error_us)]

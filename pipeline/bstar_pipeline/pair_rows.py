@@ -1,29 +1,39 @@
-"""Plain Python over the rows of one pair at a time; the engine calls it where the rows are.
+"""Plain Python over the few rows that tell of a pair, here in the driver.
 
-Rows of several kinds travel as one frame with a column ``what``, because an engine hands a function two
-frames at most.
+Rows of several kinds travel as one frame with a column ``what``. They are few whatever the pair's traffic:
+events that change something, runs of processes, times without an answer. So they come to the driver, and the
+executors of a cluster need no Python.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_DDL = {"str": "STRING", "int": "BIGINT", "bool": "BOOLEAN", "dt.date": "DATE"}
-_ARROW = {"STRING": pa.string(), "BIGINT": pa.int64(), "BOOLEAN": pa.bool_(), "DATE": pa.date32()}
+_DDL = {"str": "STRING", "int": "BIGINT", "float": "DOUBLE", "bool": "BOOLEAN", "dt.date": "DATE"}
+_ARROW = {
+    "STRING": pa.string(),
+    "BIGINT": pa.int64(),
+    "DOUBLE": pa.float64(),
+    "BOOLEAN": pa.bool_(),
+    "DATE": pa.date32(),
+}
 
 _Row = TypeVar("_Row", bound="DataclassInstance")
-Function = Callable[[str, pa.Table], Iterable[Mapping[str, Any]]]
+Rows = Sequence[Mapping[str, Any]]
+"""A pair's rows, by column."""
+
+Function = Callable[[str, Rows], Iterable[Mapping[str, Any]]]
 """Gets a pair's name and rows, and gives rows: each a value for some of the columns."""
 
 
@@ -52,21 +62,17 @@ def together(*frames: DataFrame) -> DataFrame:
 
 def per_pair(frame: DataFrame, function: Function, schema: str) -> DataFrame:
     """What ``function`` makes of the rows of each pair: rows of ``schema``, of ``columns``."""
+    of_pair: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in frame.toArrow().to_pylist():
+        of_pair[row["pair"]].append(row)
+    rows = [dict(row) for pair, told in sorted(of_pair.items()) for row in function(pair, told)]
+    types = (column.split() for column in schema.split(", "))
+    # By Arrow: of a list of Python's, Spark makes rows in Python processes on the executors.
+    table = pa.Table.from_pylist(rows, pa.schema([(name, _ARROW[of_type]) for name, of_type in types]))
+    return frame.sparkSession.createDataFrame(table, schema)
 
-    def applied(table: pa.Table) -> pa.Table:
-        told = (column.split() for column in schema.split(", "))
-        rows = list(function(table["pair"][0].as_py(), table))
-        return pa.Table.from_pylist(rows, pa.schema([(name, _ARROW[of_type]) for name, of_type in told]))
 
-    return frame.groupBy("pair").applyInArrow(applied, schema)
-
-
-def rows_of(table: pa.Table, what: str, kind: type[_Row]) -> list[_Row]:
+def rows_of(rows: Rows, what: str, kind: type[_Row]) -> list[_Row]:
     """The rows of one kind."""
     names = [field.name for field in fields(kind)]
-    return [kind(**row) for row in of_kind(table, what).select(names).to_pylist()]
-
-
-def of_kind(table: pa.Table, what: str) -> pa.Table:
-    """The rows of one kind, with all columns."""
-    return table.filter(pc.equal(table["what"], what))
+    return [kind(**{name: row[name] for name in names}) for row in rows if row["what"] == what]

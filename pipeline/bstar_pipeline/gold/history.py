@@ -39,7 +39,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, pairwise
+from itertools import islice
 from operator import attrgetter
 from typing import Any
 
@@ -51,12 +51,12 @@ SAME_CLOCK_ERROR_US = 1_000
 
 KINDS = (
     "started", "state", "active", "inactive", "peer-seen", "peer-lost", "stall", "stopping", "stopped",
-    "fatal", "pulse", "disconnected", "active-lost", "unregistered",
+    "fatal", "disconnected", "active-lost", "unregistered",
 )  # fmt: skip
-"""The kinds of record that a history is made of."""
+"""The kinds of record that a history is made of. Of pulses, which are many, a run has the sums."""
 
 FIELDS = (
-    "state", "old", "new", "event", "epoch", "reason", "text", "exit_code", "peer_boot", "silent_us",
+    "old", "new", "event", "epoch", "reason", "text", "exit_code", "peer_boot", "silent_us",
     "gap_us", "votes",
 )  # fmt: skip
 
@@ -92,6 +92,14 @@ class Run:
     heartbeat_us: int | None
     failover_timeout_us: int | None
     clock_unsure_us: int
+    first_state: str | None
+    """Of its first pulse."""
+    first_epoch: int | None
+    """Of its first pulse."""
+    pulse_us: float | None
+    """The interval of its pulses, in the mean."""
+    longest_us: int | None
+    """The longest time between two of its records of these kinds or pulses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,6 @@ class Event:
     at_us: int
     day: dt.date
     kind: str
-    state: str | None = None
     old: str | None = None
     new: str | None = None
     event: str | None = None
@@ -219,12 +226,6 @@ class _Node:
         left_us = self.left_at_us if self.run.is_clean else None
         return self.run.last_at_us if left_us is None else min(left_us, self.run.last_at_us)
 
-    @property
-    def pulse_us(self) -> float | None:
-        """The interval of its pulses."""
-        pulses = [each.at_us for each in self.events if each.kind == "pulse"]
-        return (pulses[-1] - pulses[0]) / (len(pulses) - 1) if len(pulses) > 1 else None
-
 
 class History:
     """What happened to one pair, of its runs and their events."""
@@ -299,15 +300,13 @@ class History:
         """How a run ended: stop, kill, or end (of its journal)."""
         if node.run.is_clean:
             return "stop"
-        times = [each.at_us for each in node.events]
-        longest_us = max((later - before for before, later in pairwise(times)), default=0)
         words = [
             each
             for each in self._brokers
             if each.node != node.run.node and each.kind in ("peer-seen", "peer-lost")
         ]
         is_lost = bool(words) and words[-1].kind == "peer-lost" and words[-1].at_us > node.run.last_at_us
-        is_silent = self._lasts_us - node.run.last_at_us > max(_SILENT_MIN_US, 2 * longest_us)
+        is_silent = self._lasts_us - node.run.last_at_us > max(_SILENT_MIN_US, 2 * (node.run.longest_us or 0))
         return "kill" if node.next_started_us is not None or is_lost or is_silent else "end"
 
     # --- incidents ------------------------------------------------------------------------------------------
@@ -386,8 +385,8 @@ class History:
             signs += [loss.lost_at_us]
             if not is_refused and run.heartbeat_us is not None:
                 signs += [loss.heard_at_us + run.heartbeat_us]
-        elif node.pulse_us is not None:
-            signs += [run.last_at_us + int(node.pulse_us * 1.5)]
+        elif run.pulse_us is not None:
+            signs += [run.last_at_us + int(run.pulse_us * 1.5)]
         dead_us = max(alive_us, min((sign for sign in signs if sign is not None), default=alive_us))
         # The first connection that broke in between is the nearest sign of death.
         broken = _between(self._cut_off, alive_us, dead_us, attrgetter("at_us"))
@@ -707,11 +706,10 @@ _Point = tuple[int, int, int, str, dict[str, Any]]
 def _points(node: _Node) -> Iterable[_Point]:
     run = node.run
     of_state = next((each.old for each in node.events if each.kind == "state"), None)
-    of_pulse = next((each.state for each in node.events if each.kind == "pulse"), None)
-    epoch = next((each.epoch for each in node.events if each.kind in ("started", "pulse")), None)
+    epoch = next((each.epoch for each in node.events if each.kind == "started"), run.first_epoch)
     beginning = {
         "day": run.day,
-        "state": of_state or of_pulse or run.node.upper(),
+        "state": of_state or run.first_state or run.node.upper(),
         "epoch": epoch or 0,
         "event": "START",
         "text": "The process began.",

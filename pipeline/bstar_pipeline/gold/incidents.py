@@ -9,19 +9,15 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator
 from dataclasses import asdict
+from operator import attrgetter
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from bstar_pipeline.engine import settled
 from bstar_pipeline.gold import outages
 from bstar_pipeline.gold.history import Incident, State
-from bstar_pipeline.pair_rows import columns, of_kind, per_pair, rows_of, together
+from bstar_pipeline.pair_rows import Rows, columns, per_pair, rows_of, together
 from bstar_pipeline.schema import shaped
 
 # Refusals are counted once in a while; the record comes at the end of the interval.
@@ -37,10 +33,10 @@ _OUTAGES = columns(Incident, id="STRING", **dict.fromkeys(_OF_OUTAGE, "BIGINT"))
 
 def incidents(records: DataFrame, runs: DataFrame, requests: DataFrame, histories: DataFrame) -> DataFrame:
     """gold.incidents of bronze records, the silver tables and ``histories``."""
-    near = histories.where("what = 'minute'").select("pair", "minute")
-    slots = outages.slots(requests, near).withColumn("what", F.lit("slot"))
-    told = together(histories.where("what IN ('state', 'incident')"), slots)
-    found = settled(per_pair(told, _outages, _OUTAGES))
+    near = histories.where("what = 'second'").select("pair", "second")
+    gaps = outages.gaps(requests, near).withColumn("what", F.lit("gap"))
+    told = together(histories.where("what IN ('state', 'incident')"), gaps)
+    found = per_pair(told, _outages, _OUTAGES)
     counted = found.join(_counts(found, requests), "id", "left").join(
         _refused(found, records, runs), "id", "left"
     )
@@ -148,24 +144,13 @@ def _refused(found: DataFrame, records: DataFrame, runs: DataFrame) -> DataFrame
     )
 
 
-def _outages(pair: str, table: pa.Table) -> Iterator[dict[str, Any]]:
-    """What ``gold.outages`` finds in the states, incidents and slots of a pair."""
-    slots = of_kind(table, "slot").sort_by("slot")
-
-    def column(name: str, missing: int = 0) -> NDArray[np.int64]:
-        return np.asarray(pc.fill_null(slots[name], missing), np.int64)
-
-    gaps = outages.gaps(
-        column("asked_us"),
-        column("first_us", outages.NEVER),
-        column("last_us", -outages.NEVER),
-        column("work_us", outages.NEVER),
-        column("ended_us"),
-    )
-    states = [state for state in rows_of(table, "state", State) if state.state == "ACTIVE"]
+def _outages(pair: str, rows: Rows) -> Iterator[dict[str, Any]]:
+    """What ``gold.outages`` finds in the states, incidents and gaps of a pair."""
+    gaps = sorted(rows_of(rows, "gap", outages.Gap), key=attrgetter("before_at_us"))
+    states = [state for state in rows_of(rows, "state", State) if state.state == "ACTIVE"]
     serving = sorted((state.since_at_us, state.node, state.boot) for state in states)
-    is_sampled = pc.any(pc.greater(slots["weight"], 1)).as_py() or False
-    incidents = rows_of(table, "incident", Incident)
+    is_sampled = any((row["heaviest"] or 0) > 1 for row in rows)
+    incidents = rows_of(rows, "incident", Incident)
     for each in outages.outages(incidents, gaps, serving, is_sampled=is_sampled):
         incident = each.incident
         at = dt.datetime.fromtimestamp(incident.began_at_us // 1_000_000, dt.UTC)

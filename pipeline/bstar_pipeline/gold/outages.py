@@ -22,9 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-import numpy as np
-from numpy.typing import NDArray
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from bstar_pipeline.gold.history import Incident
@@ -35,9 +33,10 @@ OUTAGE_MIN_US = 100_000
 _AROUND_US = 30_000_000
 # What was caught by an incident may be answered that much after the other node serves.
 _SETTLE_US = 2_000_000
-_FINE_US, _COARSE_US, _MINUTE_US = 1_000, 100_000, 60_000_000
-NEVER = 1 << 62
-"""Later than all times."""
+_FINE_US, _COARSE_US, _SECOND_US = 1_000, 100_000, 1_000_000
+# What an incident held up is answered in the seconds around it; what took longer is found anywhere.
+_BEFORE_S, _AFTER_S = 1, 4
+_NEVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +76,31 @@ def around(incident: Incident) -> tuple[int, int]:
     return since_us, max(incident.began_at_us, served_us or 0)
 
 
-def slots(requests: DataFrame, near: DataFrame) -> DataFrame:
-    """What is left of ``silver.requests`` to find times without an answer.
+def seconds(incidents: Iterable[Incident]) -> set[int]:
+    """The seconds around the beginning of each incident, and around the end of what it may have held up."""
+    found: set[int] = set()
+    for incident in incidents:
+        for at_us in around(incident):
+            second = at_us // _SECOND_US
+            found.update(range(second - _BEFORE_S, second + _AFTER_S + 1))
+    return found
 
-    Columns: pair, slot, asked_us (of the first that waits), first_us and last_us (answers), work_us (the
-    first work on one that was answered), ended_us, and weight.
 
-    ``near`` has the minutes around incidents: pair, minute.
+def gaps(requests: DataFrame, near: DataFrame) -> DataFrame:
+    """Times without an answer in which a request of ``silver.requests`` waited: pair, the fields of Gap, and
+    the greatest weight of the pair's requests.
+
+    ``near``: the seconds around incidents (pair, second). Elsewhere only gaps as long as an outage are given.
     """
     ended_us, is_answer = F.col("ended_at_us"), F.col("outcome").isin("answered", "failed")
-    minute = F.expr(f"ended_at_us DIV {_MINUTE_US}")
-    slot = F.when(F.col("is_near"), F.expr(f"ended_at_us DIV {_FINE_US}")).otherwise(
+    is_near = F.coalesce("is_near", F.lit(False))
+    slot = F.when(is_near, F.expr(f"ended_at_us DIV {_FINE_US}")).otherwise(
         F.expr(f"ended_at_us DIV {_COARSE_US} * {_COARSE_US // _FINE_US}")
     )
-    return (
+    slots = (
         requests.where(ended_us.isNotNull())
-        .withColumn("minute", minute)
-        .join(F.broadcast(near.withColumn("is_near", F.lit(True))), ["pair", "minute"], "left")
+        .withColumn("second", F.expr(f"ended_at_us DIV {_SECOND_US}"))
+        .join(F.broadcast(near.withColumn("is_near", F.lit(True))), ["pair", "second"], "left")
         .groupBy("pair", slot.alias("slot"))
         .agg(
             F.min(F.coalesce("asked_at_us", ended_us)).alias("asked_us"),
@@ -102,55 +109,35 @@ def slots(requests: DataFrame, near: DataFrame) -> DataFrame:
             F.min(F.when(is_answer, ended_us - F.coalesce("busy_us", F.lit(0)))).alias("work_us"),
             F.max(ended_us).alias("ended_us"),
             F.max("weight").alias("weight"),
+            F.max(is_near).alias("is_near"),
         )
     )
-
-
-def minutes(incidents: Iterable[Incident]) -> set[int]:
-    """The minutes around incidents."""
-    found: set[int] = set()
-    for incident in incidents:
-        since_us, until_us = around(incident)
-        found.update(range((since_us - _AROUND_US) // _MINUTE_US, (until_us + _AROUND_US) // _MINUTE_US + 1))
-    return found
-
-
-def gaps(
-    asked_us: NDArray[np.int64],
-    first_us: NDArray[np.int64],
-    last_us: NDArray[np.int64],
-    work_us: NDArray[np.int64],
-    ended_us: NDArray[np.int64],
-) -> list[Gap]:
-    """All gaps of one pair, of its slots in order. Without an answer, a slot's ``first_us`` and ``work_us``
-    are later than all times, and its ``last_us`` is earlier.
-    """
-    if not len(ended_us):
-        return []
-    # The first of those that ended in this slot or later.
-    waits_us = np.minimum.accumulate(asked_us[::-1])[::-1]
-    works_us = np.minimum.accumulate(work_us[::-1])[::-1]
-    has_answer = np.flatnonzero(first_us < NEVER)
-    if not len(has_answer):
-        return []
-    # A gap begins with the last answer of one slot, and ends with the first answer of the next one with any.
-    before, after = has_answer[:-1], has_answer[1:]
-    began_us = np.maximum(last_us[before], waits_us[before + 1])
-    answered_us = first_us[after]
-    worked_us = np.minimum(answered_us, works_us[before + 1])
-    found = [
-        Gap(int(last), int(began), int(answered), int(worked), False)
-        for last, began, answered, worked in zip(
-            last_us[before], began_us, answered_us, worked_us, strict=True
-        )
-        if answered > began
-    ]
-    last = int(has_answer[-1])
-    if last + 1 < len(ended_us):
-        began, ended = max(int(last_us[last]), int(waits_us[last + 1])), int(ended_us[last + 1 :].max())
-        if ended > began:
-            found.append(Gap(int(last_us[last]), began, ended, ended, True))
-    return found
+    of_pair = Window.partitionBy("pair")
+    before = of_pair.orderBy("slot").rowsBetween(Window.unboundedPreceding, -1)
+    # Backwards, because Spark begins anew at every row for a frame that ends with the last one.
+    later = of_pair.orderBy(F.desc("slot")).rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    placed = slots.select(
+        "*",
+        # A gap is what ended after one answer, up to the next slot with an answer.
+        F.count("last_us").over(before).alias("gap"),
+        F.max("last_us").over(before).alias("before_us"),
+        F.min("asked_us").over(later).alias("waits_us"),
+        F.min("work_us").over(later).alias("works_us"),
+        F.max("weight").over(of_pair).alias("heaviest"),
+    ).where("before_us IS NOT NULL")
+    end_us = F.coalesce(F.min("first_us"), F.max("ended_us"))
+    found = placed.groupBy("pair", "gap", "heaviest").agg(
+        F.max("before_us").alias("before_at_us"),
+        F.greatest(F.max("before_us"), F.min("waits_us")).alias("began_at_us"),
+        end_us.alias("answered_at_us"),
+        F.least(end_us, F.min("works_us")).alias("worked_at_us"),
+        F.min("first_us").isNull().alias("is_open"),
+        F.max("is_near").alias("is_near"),
+    )
+    return found.where(
+        "answered_at_us > began_at_us AND "
+        f"(is_near OR (heaviest <= 1 AND worked_at_us - began_at_us >= {OUTAGE_MIN_US}))"
+    ).drop("gap", "is_near")
 
 
 def outages(
@@ -232,6 +219,6 @@ def _explains(each: Outage) -> tuple[int, int]:
     until_us = incident.began_at_us
     if incident.was_serving:
         back = (incident.taken_over_at_us, incident.ended_at_us)
-        until_us = next((at_us for at_us in back if at_us is not None), NEVER)
+        until_us = next((at_us for at_us in back if at_us is not None), _NEVER)
     until_us = max(until_us, incident.detected_at_us or 0)
     return each.since_us - _SETTLE_US, until_us + _SETTLE_US

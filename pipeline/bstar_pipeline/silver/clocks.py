@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from bstar_pipeline.clocks import Link, Off, Word, of_peers
-from bstar_pipeline.pair_rows import columns, per_pair
+from bstar_pipeline.pair_rows import Rows, columns, per_pair
 
 # So many requests of a client in a row, and then none until as many as the second number were sent: few to
 # bring together, and enough.
@@ -96,11 +95,10 @@ def peer_links(records: DataFrame, runs: DataFrame) -> DataFrame:
     return found.select(*Link._fields)
 
 
-def _peer_links(pair: str, table: pa.Table) -> Iterator[dict[str, Any]]:
-    words = (
-        table.sort_by([("boot", "ascending"), ("seq", "ascending")]).select(list(Word._fields)).to_pylist()
-    )
-    for link in of_peers(Word(**word) for word in words):
+def _peer_links(pair: str, rows: Rows) -> Iterator[dict[str, Any]]:
+    in_order = sorted(rows, key=lambda row: (row["boot"], row["seq"]))
+    words = (Word(**{name: row[name] for name in Word._fields}) for row in in_order)
+    for link in of_peers(words):
         yield {"what": "link", "pair": pair, **link._asdict()}
 
 
