@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from bstar.fleet import Fleet
-from bstar_broker.core.snapshot import HttpState, QuorumState, SecurityState
+from bstar_broker.core.snapshot import Finding, HttpState, QuorumState, SecurityState
 from bstar_cli.diagnosis import Reason, Seen, Verdict, judge, judge_all, judge_strays, strays
 from bstar_client.core.nodes import UNTRUSTED
 from bstar_client.status import NodeReport
@@ -25,8 +25,9 @@ REFUSED = "connection refused"
 def seen(endpoint: str, *services: Any, **changes: Any) -> Seen:
     """What a node that is as ``changes`` say answers; a passive backup beside a living primary otherwise."""
     changes.setdefault("is_active", changes.get("state") == "ACTIVE")
-    document = msgspec.to_builtins(node_state(*services, **changes))
-    return Seen.of(NodeReport(endpoint, document, None))
+    findings = changes.pop("findings", None)
+    state = msgspec.structs.replace(node_state(*services, **changes), findings=findings)
+    return Seen.of(NodeReport(endpoint, msgspec.to_builtins(state), None))
 
 
 def gone(endpoint: str) -> Seen:
@@ -133,6 +134,17 @@ SITUATIONS: list[tuple[str, list[Seen], Reason, str]] = [
         [primary, seen(B, clients_cut_off=2, clients_cut_off_unserved=1, clients_cut_off_s=4.25)],
         Reason.CLIENTS_CUT_OFF,
         "3 clients have reached only the backup for 4.2 s (2 ask for what workers offer there)",
+    ),
+    (
+        "the disk of a node's journal is full",
+        [
+            primary,
+            seen(
+                B, findings=[Finding("journal-trouble", "warning", "BstarJournalTrouble", "full", "mend it")]
+            ),
+        ],
+        Reason.NODE_TROUBLE,
+        "the primary serves, but the backup says: full: mend it",
     ),
     (
         "a node has no descriptors left for new connections",

@@ -25,7 +25,7 @@ from bstar_broker.service_operations import (
     ServiceTold,
     ServiceWish,
 )
-from bstar_cli.trouble import ServiceView, troubles
+from bstar_cli.trouble import ServiceView, signs
 from support.desk import Desk, heard, ident, sent
 from support.pairs import standing_pair
 from test_switchover import run_command
@@ -161,9 +161,9 @@ def test_the_state_tells_who_paused_and_for_how_long(desk: Desk) -> None:
 
 def test_a_paused_service_is_in_trouble_and_its_wait_is_no_second_sign() -> None:
     view = ServiceView("echo", 1, 1, 0, 3, 0, oldest_waiting_s=99.0, pause_why=WHY, paused_for_s=90.0)
-    (trouble,) = troubles({"p": [view]})
-    assert trouble.sign == "paused"
-    assert trouble.why == f"paused for 90 s more by {WHY}; 3 requests waiting; bstar service resume ends that"
+    ((_, sign, why),) = signs([view])
+    assert sign == "paused"
+    assert why == f"paused for 90 s more by {WHY}; 3 requests waiting: bstar service resume ends that"
 
 
 # --- purge --------------------------------------------------------------------------------------------------

@@ -264,7 +264,7 @@ def test_the_page_works_while_the_peer_is_down(browser: Browser) -> None:
     with running(BusyNode(is_peer_fresh=False, is_peer_gone=True, peer_age_s=75.0)) as site:
         shown = show(browser, site)
         assert shown.evaluate("document.querySelector('#peer .state').textContent") == "GONE"
-        assert "The peer is not heard." in shown.evaluate("document.getElementById('notes').textContent")
+        assert "it has not heard its peer" in shown.evaluate("document.getElementById('notes').textContent")
         assert "75 s ago" in shown.evaluate(TEXT)
 
 

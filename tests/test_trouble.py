@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bstar_cli import exits, trouble
+from bstar_cli import exits
 from bstar_cli.diagnosis import Reason, Seen, find_troubles, judge, judge_services
 from bstar_cli.trouble import Sign, Trouble
 from bstar_client.status import NodeReport
@@ -56,17 +56,23 @@ def signs(*nodes: Seen) -> list[Trouble]:
         (
             {"workers": 2, "queued": 7, "oldest_waiting_s": 31.0},
             Sign.WAITS,
-            "the oldest of 7 requests has waited for 31 s: 0 of 2 workers can take one",
+            "the oldest of 7 requests has waited for 31 s; 0 of 2 workers can take one: start more workers",
         ),
         (
             {"workers": 1, "recent": {"answered": 100, "failed": 4, "expired": 1, "returned": 50}},
             Sign.FAILS,
-            "5 of 105 requests ended badly in the last five minutes: 1 expired, 4 failed",
+            (
+                "5 of 105 requests ended badly in the last five minutes (1 expired, 4 failed): "
+                "look at its workers' logs"
+            ),
         ),
         (
             {"workers": 1, "recent": {"answered": 100_000, "poisoned": 1}},
             Sign.FAILS,
-            "1 of 100001 requests ended badly in the last five minutes: 1 poisoned",
+            (
+                "1 of 100001 requests ended badly in the last five minutes (1 poisoned): "
+                "look at its workers' logs"
+            ),
         ),
     ],
 )
@@ -108,7 +114,7 @@ def test_a_node_that_tells_less_is_judged_by_what_it_tells() -> None:
             del service[name]
     del document["broker"]["past"]
     [found] = signs(Seen.of(NodeReport("tcp://a:5001", document, None)))
-    assert found.sign is Sign.NO_WORKER
+    assert found.sign == Sign.NO_WORKER
 
 
 def test_trouble_is_the_status_of_a_pair_that_is_well_and_of_no_other() -> None:
@@ -130,13 +136,3 @@ def test_the_documented_signs_are_those_that_are_told() -> None:
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     section = page.partition("### Services in trouble\n")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE) == [sign.value for sign in Sign]
-
-
-def test_the_thresholds_are_those_of_the_alerts() -> None:
-    rules = (ROOT / "configs" / "alerts.yml").read_text(encoding="utf-8")
-    assert f"bstar_oldest_running_seconds > {trouble.RUNNING_S_MAX:g}\n" in rules
-    assert f"bstar_oldest_waiting_seconds > {trouble.WAITING_S_MAX:g} " in rules
-    assert f"[15m])) > {trouble.UNSERVED_MIN - 0.5:g}\n" in rules
-    assert f"increase1h > {trouble.BAD_MIN - 0.5:g}\n" in rules
-    assert "share5m > 14.4 * 0.001\n" in rules
-    assert trouble.BAD_SHARE_MAX == 14.4 * 0.001

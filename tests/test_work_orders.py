@@ -37,7 +37,7 @@ from bstar_broker.work_operations import (
     WorkWish,
 )
 from bstar_cli import workers as listing
-from bstar_cli.trouble import ServiceView, troubles
+from bstar_cli.trouble import ServiceView, signs
 from support.desk import Desk, heard, ident, sent
 from support.pairs import standing_pair
 from test_service_orders import errors
@@ -164,10 +164,10 @@ def test_listings_tell_who_drains_it(desk: Desk) -> None:
 
 
 def test_a_service_whose_workers_are_all_drained_is_in_trouble() -> None:
-    assert troubles({"p": [ServiceView("echo", 2, 1, 0, 0, 0, drained=1)]}) == []
-    (trouble,) = troubles({"p": [ServiceView("echo", 2, 0, 0, 3, 0, drained=2)]})
-    assert trouble.sign == "paused"
-    assert trouble.why == "all 2 workers are drained; 3 requests waiting; bstar workers resume ends that"
+    assert list(signs([ServiceView("echo", 2, 1, 0, 0, 0, drained=1)])) == []
+    ((_, sign, why),) = signs([ServiceView("echo", 2, 0, 0, 3, 0, drained=2)])
+    assert sign == "paused"
+    assert why == "all 2 workers are drained; 3 requests waiting: bstar workers resume ends that"
 
 
 # --- find ---------------------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ from bstar_broker.core import (
     Send,
     StoreOutput,
 )
+from bstar_broker.core.findings import FINDINGS_INTERVAL_S
 from bstar_broker.core.fronted import FrontedNode
 from bstar_broker.core.outputs import FrontSend
 from bstar_broker.core.snapshot import ShellState
@@ -139,6 +140,8 @@ class BrokerServer(Closing):
             # Before the pair's own, so that the record of a pause precedes its effects.
             self.reactor.on_stall(timing.heartbeat_interval_s / 2, self._journal.stalled)
             self.reactor.add_timer(settings.journal.interval_s, self._journal.tick)
+        # What is wrong is known with its beginning, also if no one asks.
+        self.reactor.add_timer(FINDINGS_INTERVAL_S, self._find)
         self._history = self._open_history(machine)
         self._open_hook(machine)
         self._pair = self._open_pair(machine.settings, security)
@@ -175,6 +178,9 @@ class BrokerServer(Closing):
         self._observers.append(history.observe)
         self.reactor.add_timer(1.0, partial(self._note_history, history))
         return history
+
+    def _find(self, now: float) -> None:
+        self.node.state(now)
 
     def _note_history(self, history: RoleHistory, now: float) -> None:
         history.note_switchover(self.node.parting.switchover)

@@ -62,3 +62,8 @@ def compact(struct: msgspec.Struct, **shown: str) -> str:
         elif place < first or value != defaults[place - first]:
             parts.append(f"{name}={value!r}")
     return f"{type(struct).__name__}({', '.join(parts)})"
+
+
+def duration(seconds: float) -> str:
+    """A length of time in a sentence."""
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"

@@ -14,8 +14,8 @@ import msgspec
 
 from bstar.fleet import Fleet
 from bstar_cli import exits
-from bstar_cli.trouble import Trouble, troubles
-from bstar_cli.views import NodeView, PairView
+from bstar_cli.trouble import Trouble, signs, troubles
+from bstar_cli.views import FindingView, NodeView, PairView
 from bstar_client.endpoint_probe import is_elsewhere
 from bstar_client.status import NodeReport
 
@@ -33,6 +33,7 @@ class Reason(enum.StrEnum):
 
     SERVED = "served", exits.OK
     SERVICE_TROUBLE = "service-trouble", exits.SERVICE_TROUBLE
+    NODE_TROUBLE = "node-trouble", exits.FAILED
     STRAYS = "strays", exits.ASTRAY
     WRONG_PAIR = "wrong-pair", exits.ASTRAY
     ARBITER_SILENT = "arbiter-silent", exits.FAILED
@@ -90,6 +91,10 @@ _STANDINGS = {
     "draining": (Reason.DRAINING, "start a node when it has stopped"),
     "error": (Reason.ERROR, "correct what the node's log names and start it again"),
 }
+
+
+# The peer of a broker alone is silent for ever; a silent peer of a pair is a verdict of its own.
+_PEER_SILENT = "peer-silent"
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -217,6 +222,9 @@ def _judge_active(nodes: Sequence[Seen], active: PairView) -> Verdict:
             return Verdict.of(Reason.CLIENTS_CUT_OFF, text)
     for reason, trouble in _troubles_of_nodes(views):
         return Verdict.of(reason, f"{serves}, but {trouble}")
+    for role, finding in node_findings(views):
+        if finding.name != _PEER_SILENT:
+            return Verdict.of(Reason.NODE_TROUBLE, f"{serves}, but the {role} says: {finding}")
     return Verdict.of(Reason.SERVED, serves)
 
 
@@ -248,6 +256,12 @@ def _troubles_of_nodes(views: Sequence[NodeView]) -> Iterator[tuple[Reason, str]
         yield Reason.PAUSED, text
     for apart in filter(None, (pair.fronts_apart for pair in pairs)):
         yield Reason.FRONTS_APART, apart
+
+
+def node_findings(views: Sequence[NodeView]) -> Iterator[tuple[str, FindingView]]:
+    """What nodes found about themselves, the worst first."""
+    found = [(view.pair.role, each) for view in views for each in view.findings or () if not each.service]
+    yield from sorted(found, key=lambda each: each[1].severity != "critical")
 
 
 def _unsaved(pairs: Sequence[PairView]) -> list[str]:
@@ -380,15 +394,22 @@ def _spoiled(verdict: Verdict, found: Sequence[Stray | Trouble], reason: Reason,
 
 
 def find_troubles(by_pair: Mapping[str, Sequence[Seen]]) -> list[Trouble]:
-    """The services in trouble at the nodes that serve them."""
-    return troubles(
-        {
-            name: [
-                service
-                for seen in nodes
-                if seen.view is not None and seen.view.pair.is_active
-                for service in (*seen.view.broker.services, *seen.view.broker.past)
-            ]
-            for name, nodes in by_pair.items()
-        }
-    )
+    """The services in trouble: what the nodes found, or what the one that serves them says of them."""
+    return troubles({name: _troubles_of(nodes) for name, nodes in by_pair.items()})
+
+
+def _troubles_of(nodes: Sequence[Seen]) -> list[tuple[str, str, str]]:
+    """Services, words and sentences. The word of the node that serves counts where both have it."""
+    views = [seen.view for seen in nodes if seen.view is not None]
+    rows: list[tuple[str, str, str]] = []
+    for view in sorted(views, key=lambda view: not view.pair.is_active):
+        known = {row[:2] for row in rows}
+        rows += [row for row in _troubles_at(view) if row[:2] not in known]
+    return rows
+
+
+def _troubles_at(view: NodeView) -> Iterator[tuple[str, str, str]]:
+    if view.findings is not None:
+        yield from ((each.service, each.name, str(each)) for each in view.findings if each.service)
+    elif view.pair.is_active:
+        yield from signs((*view.broker.services, *view.broker.past))

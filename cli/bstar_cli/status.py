@@ -4,12 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from bstar.fleet import Fleet
+from bstar.printable import duration
 from bstar_cli import exits
 from bstar_cli.diagnosis import (
     Seen,
@@ -20,6 +22,7 @@ from bstar_cli.diagnosis import (
     judge_all,
     judge_services,
     judge_strays,
+    node_findings,
     strays,
 )
 from bstar_cli.options import Nodes
@@ -43,15 +46,15 @@ def status(
     """Show every node of every pair: role, state, epoch, peer, services, workers, queues.
 
     Looking is no vote: it never changes which node is active. The last line says what is wrong, from what
-    the nodes say of themselves and of each other. Services in trouble are told in a sentence each: nobody
-    offers them, a request is held or waits for long, or many ended badly in the last five minutes. Of several
-    pairs, services at another pair than their own are told, too.
+    the nodes say of themselves and of each other. Each finding of a node or about a service has a line: what
+    is wrong, since when, what to do, and its section of the runbook. Every alert that a node alone can know
+    is among them. Of several pairs, services at another pair than their own are told, too.
 
     Exit codes: 0 every node answers and exactly one serves; 1 one serves, but a node cannot be reached, is
-    down, does not hear its peer or the arbiter, or could not start again; 2 wrong usage, or a node does not
-    let this key ask; 3 none serves; 4 more than one serves; 5 the pairs are well, but a service is not; 6 the
-    pairs are well, but services or nodes are at another pair than the list says. Of several pairs it is that
-    of the worst.
+    down, does not hear its peer or the arbiter, or has found something wrong; 2 wrong usage, or a node does
+    not let this key ask; 3 none serves; 4 more than one serves; 5 the pairs are well, but a service is not;
+    6 the pairs are well, but services or nodes are at another pair than the list says. Of several pairs it
+    is that of the worst.
 
     Examples:
 
@@ -118,6 +121,12 @@ def _document(findings: _Findings) -> dict[str, object]:
         **told(findings.verdict),
         "pairs": [{"pair": title, **told(verdict)} for title, verdict in findings.by_pair.items()],
         "troubles": findings.troubles,
+        "findings": [
+            {"pair": title, "endpoint": seen.endpoint, **msgspec.structs.asdict(each)}
+            for title, seen in zip(findings.titles, findings.nodes, strict=True)
+            if seen.view is not None
+            for each in seen.view.findings or ()
+        ],
         "strays": findings.strays,
         "homes": findings.homes,
         "nodes": [
@@ -143,6 +152,9 @@ def _show(findings: _Findings) -> None:
     for seen in findings.nodes:
         if seen.view is None:
             talk.print(sentence(f"{seen.endpoint}: {seen.error}"))
+    for role, found in node_findings([view for view in views if view is not None]):
+        runbook = f" (docs/operations.md#{found.alert.lower()})" if found.alert else ""
+        talk.print(sentence(f"{role}, for {duration(found.for_s)}: {found}{runbook}", style="yellow"))
     for told in (*findings.strays, *findings.troubles):
         talk.print(sentence(told, style="yellow"))
     for service, home in findings.homes.items():

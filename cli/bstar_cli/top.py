@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from bstar.printable import duration
 from bstar_cli import exits
 from bstar_cli.diagnosis import Seen
 from bstar_cli.options import Nodes, refuse
@@ -25,6 +26,8 @@ from bstar_cli.trouble import ServiceView
 from bstar_client.status import node_states
 
 _TIMEOUT_S: Final = 2.0
+# The rest of the screen belongs to the services; bstar status shows all.
+_FINDINGS_MAX: Final = 10
 _KEYS_HELP: Final = "q quit   s rate   p p99   u queued   w workers   n name"
 
 
@@ -145,7 +148,7 @@ def top(
 
 
 def tables(before: Sample, now: Sample, by: SortBy) -> list[Table]:
-    """The picture: the nodes, then the services. Each fits into 80 columns."""
+    """The picture: the nodes, what they found, then the services. Each fits into 80 columns."""
     shown = table(("NODE", "STATE"), ("EPOCH", "WORKERS", "QUEUED", "LAG", "STORE LAG"), no_wrap=True)
     for seen in now.nodes:
         view = seen.view
@@ -172,7 +175,19 @@ def tables(before: Sample, now: Sample, by: SortBy) -> list[Table]:
             cell(row.service.in_flight),
             cell(row.service.workers),
         )
-    return [shown, services]
+    found = [
+        (each.service or view.pair.role, each)
+        for view in (seen.view for seen in now.nodes)
+        if view is not None
+        for each in view.findings or ()
+    ]
+    if not found:
+        return [shown, services]
+    findings = table(("FINDING", "OF"), ("FOR",), no_wrap=True)
+    for owner, each in found[:_FINDINGS_MAX]:
+        style = "bold red" if each.severity == "critical" else "yellow"
+        findings.add_row(cell(each.name, style=style), cell(owner), cell(duration(each.for_s)))
+    return [shown, findings, services]
 
 
 def _shown(latency_s: float | None) -> str:

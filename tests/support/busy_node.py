@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from bstar.records.role import RoleChange
+from bstar_broker.core.findings import Findings
 from bstar_broker.core.records import LATENCY_BOUNDS_S
 from bstar_broker.core.snapshot import FrontState, NodeState, PeerChange, QuorumState, SecurityState
 from support.node_states import node_state, service_state, store_state
@@ -25,13 +26,17 @@ class BusyNode(FakeNode):
         self.names = ["price", "invoice", "mail", "search"]
         self.history: list[RoleChange] = []
         self.peer_history: list[PeerChange] = []
+        self.findings = Findings()
 
     def snapshot(self, timeout_s: float) -> NodeState:
         if isinstance(self.state, Exception):
             raise self.state
         self.asked += 1
         state = busy_state(self.asked, self.names, **self.changes)
-        return msgspec.structs.replace(state, history=self.history, peer_history=self.peer_history)
+        found = self.findings.look(state, float(self.asked))
+        return msgspec.structs.replace(
+            state, history=self.history, peer_history=self.peer_history, findings=found
+        )
 
 
 def busy_state(seconds: int, names: list[str], **changes: Any) -> NodeState:

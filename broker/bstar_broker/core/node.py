@@ -9,6 +9,8 @@ broker. So shell and simulator have no logic of their own.
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from msgspec.structs import replace
+
 from bstar import star
 from bstar.errors import RemoteProtocolError
 from bstar.printable import printable
@@ -36,6 +38,7 @@ from bstar.wire.messages import FromPeer, Heartbeat, Partial, Ping, Ready, Reque
 from bstar_broker.core import refusals
 from bstar_broker.core.authority import Authority
 from bstar_broker.core.broker import Broker
+from bstar_broker.core.findings import Findings
 from bstar_broker.core.management import Management, Pictures, broker_state
 from bstar_broker.core.observer import Observer
 from bstar_broker.core.outputs import HangUp, Notice, Output, Send, StoreInput
@@ -107,6 +110,7 @@ class Node:
         self._waits_until = now
         self._has_votes = False
         self.management = Management(ledger, self.state)
+        self._findings = Findings()
         self._version = version
         self._shell = shell
         self.store: Store | None = None
@@ -487,7 +491,7 @@ class Node:
         """A snapshot of the node."""
         shell = ShellState() if self._shell is None else self._shell(now)
         pair, broker = pair_state(self.machine, shell.epoch_error, now), broker_state(self.broker.ledger, now)
-        return NodeState(
+        state = NodeState(
             version=self._version,
             pair=pair,
             broker=broker,
@@ -499,3 +503,4 @@ class Node:
             history=shell.history,
             peer_history=shell.peer_history,
         )
+        return replace(state, findings=self._findings.look(state, now))

@@ -408,6 +408,25 @@ class FrontState(msgspec.Struct, frozen=True):
     levels: dict[str, int] = {}
 
 
+class Finding(msgspec.Struct, frozen=True):
+    """What is wrong with the node, or with ``service``, and what to do about it (``findings``).
+
+    ``severity`` is critical or warning. ``alert`` is the rule in configs/alerts.yml and the heading of the
+    runbook, "" if there is none. The finding has held for ``for_s``.
+    """
+
+    name: str
+    severity: str
+    alert: str
+    why: str
+    do: str
+    service: str = ""
+    for_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.why}: {self.do}" if self.do else self.why
+
+
 class PeerChange(msgspec.Struct, frozen=True):
     """The peer as this node hears it: its state, or SILENT. ``at``: Unix microseconds."""
 
@@ -430,7 +449,7 @@ class NodeState(msgspec.Struct, frozen=True):
     """A whole node. ``loop`` is None where no event loop carries it (a simulator, a test),
     ``journal`` where none is kept, ``security`` where no sockets are, ``store`` without a durable store.
     ``history`` has the last changes of its role, the latest one last; ``peer_history`` those of the peer
-    since this node started.
+    since this node started. ``findings`` are what is wrong, the worst first; None where nothing looks.
     """
 
     version: str
@@ -444,3 +463,4 @@ class NodeState(msgspec.Struct, frozen=True):
     fronts: list[FrontState] = []
     history: list[RoleChange] = []
     peer_history: list[PeerChange] = []
+    findings: list[Finding] | None = None

@@ -18,6 +18,8 @@ from bstar_broker.core.snapshot import NodeState, ServiceState
 # A phone draws as many without a pause, and an event of them has some 60 kB.
 SERVICES_SHOWN_MAX = 200
 
+FINDINGS_SHOWN_MAX = 12
+
 
 class View(msgspec.Struct, frozen=True):
     """An event: the node's state with the services that matter most. ``at_ms``: Unix milliseconds."""
@@ -60,7 +62,7 @@ def view(state: NodeState, at_s: float | None = None) -> View:
     at_s = time.time() if at_s is None else at_s
     return View(
         round(at_s * 1_000),
-        msgspec.structs.replace(state, broker=broker),
+        msgspec.structs.replace(state, broker=broker, findings=(state.findings or [])[:FINDINGS_SHOWN_MAX]),
         services_hidden=len(services) - len(shown),
     )
 

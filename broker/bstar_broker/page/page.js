@@ -112,29 +112,12 @@ const nodes = (state) => {
 };
 
 const notes = (state, services) => {
-  const pair = state.pair, loop = state.loop || {}, store = state.store, security = state.security || {};
-  const http = security.http || {}, found = [];
-  if (pair.paused_for_s > 0) found.push(`Takeovers are paused for ${lasts(pair.paused_for_s)}: ${pair.pause_why}`);
-  if (pair.is_held) found.push("The peer is silent, and the pause keeps this node from serving.");
+  const found = (state.findings || []).map((each) => `${each.service ? `Service ${each.service}: ` : ""}${each.why}: ${each.do} ` +
+    `(for ${lasts(each.for_s)}${each.alert ? `, runbook: ${each.alert}` : ""})`);
+  if (state.pair.is_held) found.push("The peer is silent, and the pause keeps this node from serving.");
   if (state.broker.is_draining) found.push("This node drains.");
-  if (!pair.is_peer_fresh) found.push("The peer is not heard.");
-  if (pair.quorum && !pair.quorum.is_arbiter_heard) found.push("The arbiter is not heard.");
-  if (pair.epoch_error) found.push(`The epoch is not stored: ${pair.epoch_error}`);
-  if (pair.fronts_apart) found.push(`The nodes differ: ${pair.fronts_apart}`);
-  if (pair.clients_cut_off) found.push(`${pair.clients_cut_off} clients reach this passive node only.`);
-  if (loop.is_short_of_descriptors) found.push("New connections wait for want of descriptors.");
-  if (loop.connections && loop.connections.are_all_held_off) found.push("New connections are held off, for failed handshakes.");
-  if (store && store.trouble) found.push(`Durable store: ${store.trouble}`);
-  else if (store && store.is_leading && store.copies < 2) found.push("Durable requests are on one disk only.");
-  if (store && store.disk && store.disk.error) found.push(`The store's disk: ${store.disk.error}`);
-  if (store && store.disk && store.disk.damaged) found.push(`The store is damaged: ${store.disk.damage || store.disk.damaged + " records"}.`);
-  if (security.error) found.push(`List of principals: ${security.error}`);
-  if (http.error) found.push(`HTTP files: ${http.error}`);
   for (const each of state.fronts) if (each.error) found.push(`Front ${each.name}: ${each.error}`);
-  for (const each of services) {
-    if (each.queued && !each.workers) found.push(`Service ${each.service}: ${each.queued} wait and no worker is there.`);
-    if (each.stuck) found.push(`Service ${each.service}: ${each.stuck} workers are stuck.`);
-  }
+  for (const each of services) if (each.stuck) found.push(`Service ${each.service}: ${each.stuck} workers are stuck.`);
   const place = get("notes"), shown = found.slice(0, 12);
   while (place.children.length > shown.length) place.lastChild.remove();
   shown.forEach((text, i) => put(place.children[i] || make("li", "", place), text));
