@@ -8,6 +8,7 @@ by octet; the expectation is what a broker that people rely on would do.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import signal
 import sys
@@ -126,6 +127,17 @@ def test_a_reply_to_an_unknown_client_does_not_end_the_broker(peers: Peers, serv
     worker.reply(b"nobody at all", b"there")
     worker.await_disconnect()
     assert_serves(peers, service)
+
+
+@requirement("MDP1-B-08")
+def test_a_worker_that_keeps_the_address_as_a_c_string_answers_a_client_without_an_identity(
+    peers: Peers, service: bytes
+) -> None:
+    worker, client = peers.worker01(service), peers.client01()
+    client.request(service, b"hi")
+    job = worker.take()
+    worker.finish(dataclasses.replace(job, client=job.client.split(b"\0")[0]), b"there")
+    assert client.recv() == [b"", b"MDPC01", service, b"there"]
 
 
 # --- records that are wrong ---

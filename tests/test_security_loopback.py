@@ -320,8 +320,9 @@ def test_nobody_gets_the_reply_of_a_client_that_has_gone_by_the_routing_ids_afte
         own.send_multipart(MDP02.encode_request(b"mirror", [b"x"]))
         while (heard := MDP02.decode_for_worker(mirror.recv_multipart())).verb is not WorkerVerb.REQUEST:
             pass
-        number = int.from_bytes(heard.client[1:])
-        assert heard.client == b"\0" + number.to_bytes(4)
+        routing_id = bytes.fromhex(heard.client.decode().removeprefix("hex:"))
+        number = int.from_bytes(routing_id[1:])
+        assert routing_id == b"\0" + number.to_bytes(4)
         own_pair.primary.wait_for(
             "a worker for the service", lambda state: state.broker.workers == 2 + len(own_pair.workers)
         )

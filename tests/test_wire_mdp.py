@@ -168,14 +168,30 @@ def test_a_message_without_any_frame_is_refused() -> None:
 
 @pytest.mark.requirement("MDP1-B-08")
 def test_a_request_of_mdp01_carries_one_address_and_one_empty_frame() -> None:
-    made = MDP01.request(b"w", (b"",), asked([b"hi", b""], sender=b"\x00\xa1"), b"", 9, 9, True)
-    assert made == frames("77 - 4d4450573031 02 00a1 - 6869 -")
+    made = MDP01.request(b"w", (b"",), asked([b"hi", b""], sender=b"\x01\xa1"), b"", 9, 9, True)
+    assert made == frames("77 - 4d4450573031 02 01a1 - 6869 -")
 
 
 @pytest.mark.requirement("MDP2-B-08")
 def test_a_request_of_mdp02_carries_one_address_and_one_empty_frame() -> None:
-    made = MDP02.request(b"w", (), asked([b"hi", b""], sender=b"\x00\xa1"), b"", 9, 9, True)
-    assert made == frames("77 4d4450573032 02 00a1 - 6869 -")
+    made = MDP02.request(b"w", (), asked([b"hi", b""], sender=b"\x01\xa1"), b"", 9, 9, True)
+    assert made == frames("77 4d4450573032 02 01a1 - 6869 -")
+
+
+@pytest.mark.parametrize("client", [b"\x00\xa1", b"a\x00b", b"hex:", b"hex:00", b"hex:no", b"hex", b"\xff"])
+@pytest.mark.parametrize("codec", [MDP01, MDP02])
+def test_a_worker_that_keeps_the_address_as_a_c_string_answers_every_client(
+    codec: Mdp, client: bytes
+) -> None:
+    command = codec.request(b"w", (b"",), asked([b"hi"], sender=client), b"", 9, 9, True)
+    kept = command[4].split(b"\0")[0]
+    assert wire.decode([b"w", *codec.encode_final(kept, [b"ho"])]).address == client  # type: ignore[union-attr]
+
+
+def test_a_reply_to_an_address_that_no_request_had_is_read_as_it_is() -> None:
+    for address in (b"hex:0", b"hex:no", b"hex:\xff"):
+        final = wire.decode([b"w", *MDP01.encode_final(address, [b"ho"])])
+        assert final == Final(b"w", 1, (b"",), address, [b"ho"])
 
 
 @pytest.mark.requirement("MDP1-B-11")
@@ -356,7 +372,10 @@ def test_what_the_broker_says_is_what_our_peers_hear(client: bytes, name: bytes,
         final = codec.final(NativeAsker(b"c", b"", envelope_), name, 1, 0, parts, b"")
         assert client_hears(final[1:]) == ClientReply(True, name, parts)
         request = codec.request(b"w", envelope_, asked(parts, sender=client), b"", 0, 1, False)
-        assert worker_hears(request[1:]) == WorkerCommand(WorkerVerb.REQUEST, client, parts)
+        heard = worker_hears(request[1:])
+        assert heard == WorkerCommand(WorkerVerb.REQUEST, heard.client, parts)
+        answer = wire.decode([b"w", *codec.encode_final(heard.client, parts)])
+        assert answer == Final(b"w", codec.dialect, envelope_, client, parts)
 
 
 @given(envelope, service, body, st.sampled_from([MDP01, MDP02]))

@@ -18,6 +18,7 @@ empty one, a request id of REQ_CORRELATE) are a peer's ``envelope`` and go back 
 puts an empty frame first is read too, and answered in kind.
 """
 
+import contextlib
 import enum
 
 import msgspec
@@ -26,6 +27,9 @@ from bstar.errors import LocalProtocolError, RemoteProtocolError
 from bstar.wire.dialect import Asker, Dialect, Envelope, Frames, WorkRequest
 from bstar.wire.limits import SERVICE_BYTES_MAX
 from bstar.wire.messages import Disconnect, Final, FromPeer, Heartbeat, NodeStatus, Partial, Ready, Request
+
+# What stands before an address in hexadecimal digits.
+_HEX = b"hex:"
 
 
 class ClientReply(msgspec.Struct, frozen=True, gc=False):
@@ -103,7 +107,7 @@ class Mdp:
                 shape = self._shape(self.worker, command)
                 raise _invalid("worker-frames", f"a reply is {shape} [client] [] [body…]")
             kind = Final if command == self._w_final else Partial
-            return kind(frames[0], self.dialect, envelope, frames[at + 2], body)
+            return kind(frames[0], self.dialect, envelope, _read(frames[at + 2]), body)
         if command == self._w_ready:
             if size != 3:
                 raise _invalid("worker-frames", f"READY is {self._shape(self.worker, command)} [service]")
@@ -137,8 +141,8 @@ class Mdp:
         epoch: int,
         is_redelivered: bool,
     ) -> Frames:
-        """REQUEST to a worker; it names the client by its routing id."""
-        return [to, *envelope, self.worker, self._w_request, request.sender, b"", *request.body]
+        """REQUEST to a worker; it names the client by its routing id, as text if that has a zero octet."""
+        return [to, *envelope, self.worker, self._w_request, _written(request.sender), b"", *request.body]
 
     def welcome(
         self, to: bytes, envelope: Envelope, status: NodeStatus, heartbeat_ms: int, expiry_ms: int
@@ -234,6 +238,23 @@ class Mdp:
         if command == self._w_disconnect and not rest:
             return WorkerCommand(WorkerVerb.DISCONNECT)
         raise RemoteProtocolError("broker-command", f"no valid command of a broker: {command[:8]!r}")
+
+
+def _written(client: bytes) -> bytes:
+    """The client's address as a REQUEST has it.
+
+    The guide's C++ worker keeps it as a C string: a zero octet would cut it short, one in front would end the
+    worker. So an address with one is written in digits, and so is one that would be read as digits.
+    """
+    return _HEX + client.hex().encode() if 0 in client or client.startswith(_HEX) else client
+
+
+def _read(address: bytes) -> bytes:
+    """The client that a worker's reply names."""
+    if address.startswith(_HEX):
+        with contextlib.suppress(ValueError):
+            return bytes.fromhex(address[len(_HEX) :].decode())
+    return address
 
 
 def _reply_body(frames: Frames, at: int) -> Frames | None:
