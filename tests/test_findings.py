@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -290,3 +292,23 @@ def test_services_are_those_that_the_nodes_found_each_once() -> None:
     nodes = [seen("tcp://b:5002", passive), seen("tcp://a:5001", active)]
     [trouble] = find_troubles({"bstar": nodes})
     assert (trouble.service, trouble.sign) == ("echo", "workers-lost")
+
+
+@pytest.mark.loopback
+def test_status_loads_nothing_that_it_does_not_need() -> None:
+    """Imports are most of what it takes, on a busy machine seconds."""
+    code = (
+        "import sys; from bstar_cli.main import main; code = main(sys.argv[1:]); "
+        "print(*sorted(sys.modules), file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "status", "--endpoints", "tcp://127.0.0.1:1", "--timeout", "0.01"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == exits.NONE_ACTIVE, done.stderr
+    loaded = set(done.stderr.split())
+    assert "bstar_cli.status" in loaded
+    assert not loaded & {"asyncio", "bstar.http_endpoint", "bstar.settings", "bstar_broker", "ssl", "yaml"}

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import msgspec
 import typer
@@ -17,11 +17,15 @@ import typer
 from bstar.endpoints import parse_endpoint
 from bstar.errors import ConfigurationError
 from bstar.fleet import Fleet
-from bstar.http_endpoint import HttpPlace
 from bstar.security import Security
 from bstar.security.trust import KEY_VARIABLE, SERVERS_VARIABLE
-from bstar.settings import Settings, load, load_fleet
-from bstar_client import JournalSettings
+
+# What few commands need is imported where it is used: on a busy machine each costs bstar status a tenth of a
+# second.
+if TYPE_CHECKING:
+    from bstar.http_endpoint import HttpPlace
+    from bstar.settings import Settings
+    from bstar_client import JournalSettings
 
 DEFAULT_ENDPOINTS = "tcp://127.0.0.1:5001,tcp://127.0.0.1:5002"
 
@@ -159,13 +163,15 @@ class KeptJournal:
         ),
     ] = None
 
-    def settings(self) -> JournalSettings | None:
+    def settings(self) -> "JournalSettings | None":
         """What clients and workers take. Raises ConfigurationError."""
         if self.journal is None:
             for option, value in (("pair", self.journal_pair), ("name", self.journal_name)):
                 text = f"--journal-{option} says something about the journal: add --journal DIR"
                 refuse(value is not None, text)
             return None
+        from bstar_client import JournalSettings  # noqa: PLC0415 - see above
+
         settings = JournalSettings(str(self.journal), name=self.journal_name or "")
         pair = self.journal_pair
         return settings if pair is None else msgspec.structs.replace(settings, pair=pair)
@@ -198,7 +204,7 @@ class ServedHttp:
         bool, typer.Option("--http-allow-remote", help="Others may reach the address without TLS or tokens.")
     ] = False
 
-    def place(self) -> HttpPlace | None:
+    def place(self) -> "HttpPlace | None":
         """What workers and arbiters take. Raises ConfigurationError."""
         files = {"certificate": self.http_certificate, "key": self.http_key, "tokens": self.http_tokens}
         if self.http is None:
@@ -206,6 +212,8 @@ class ServedHttp:
                 refuse(path, f"--http-{name} says something about --http: add --http ADDRESS:PORT")
             refuse(self.http_allow_remote, "--http-allow-remote says something about --http: add it")
             return None
+        from bstar.http_endpoint import HttpPlace  # noqa: PLC0415 - see above
+
         named = {name: None if path is None else str(path) for name, path in files.items()}
         return HttpPlace.of(HttpPlace(bind=self.http, allow_remote=self.http_allow_remote, **named))
 
@@ -225,8 +233,10 @@ class NodeConfiguration:
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as log.level=debug."),
     ] = None
 
-    def settings(self) -> Settings:
+    def settings(self) -> "Settings":
         """Raises ConfigurationError naming all that is wrong."""
+        from bstar.settings import load  # noqa: PLC0415 - see above
+
         return load(self.config, options=parse_set(self.assignments or ()))
 
 
@@ -235,11 +245,11 @@ def fleet_of(endpoints: str | None, config: Path | None) -> Fleet:
     both = "both say where the nodes are"
     refuse(endpoints is not None and config, f"--endpoints and --config {both}: give one of them")
     if config is not None:
-        return load_fleet(config)
+        return _listed(config)
     file, text = os.environ.get("BSTAR_CLIENT_CONFIG"), os.environ.get("BSTAR_ENDPOINTS")
     if endpoints is None and file:
         refuse(text, f"BSTAR_CLIENT_CONFIG and BSTAR_ENDPOINTS {both}: set one of them")
-        return load_fleet(file)
+        return _listed(file)
     where, text = ("BSTAR_ENDPOINTS", text or DEFAULT_ENDPOINTS)
     if endpoints is not None:
         where, text = "--endpoints", endpoints
@@ -249,6 +259,12 @@ def fleet_of(endpoints: str | None, config: Path | None) -> Fleet:
         return Fleet.of(text)
     except ConfigurationError as error:
         raise ConfigurationError(str(error) if where in str(error) else f"{where}: {error}") from error
+
+
+def _listed(file: str | Path) -> Fleet:
+    from bstar.settings import load_fleet  # noqa: PLC0415 - see above
+
+    return load_fleet(file)
 
 
 def _check(where: str, text: str) -> None:
