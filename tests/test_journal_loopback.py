@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 from bstar import records
 from bstar.journal import SegmentName
 from bstar.records import Record, Request
+from bstar_cli.main import main
 from bstar_client import HAClient
 from bstar_testing import wait_until
 from bstar_testing.processes import LIMIT_S as STOP_S
@@ -168,6 +170,29 @@ def test_metrics_and_status_tell_how_the_journal_does(tmp_path: Path) -> None:
     for name in ("records", "bytes", "files", "errors"):
         assert f"\nbstar_journal_{name}_total " in page
     assert '\nbstar_journal_dropped_total{about="events"} 0.0' in page
+
+
+def test_status_says_that_a_journal_has_no_place_while_the_pair_serves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "journal"
+    with journalled_pair(folder) as pair:
+        asked = ["status", "--endpoints", ",".join(pair.endpoints), "--timeout", "30", "--json"]
+        folder.rename(tmp_path / "away")
+        folder.write_text("")
+        for node in pair.nodes:
+            node.wait_for("with errors", lambda state: state.journal is not None and state.journal.errors > 1)
+        code = main(asked)
+        with HAClient(pair.endpoints, timeout=30) as client:
+            client.request(SERVICE, b"one")
+        folder.unlink()
+        (tmp_path / "away").rename(folder)
+
+    document = json.loads(capsys.readouterr().out)
+    found = [each for each in document["findings"] if each["name"] == "journal-trouble"]
+    assert (code, document["reason"]) == (1, "node-trouble")
+    assert [each["endpoint"] for each in found] == pair.endpoints
+    assert {each["alert"] for each in found} == {"BstarJournalTrouble"}
 
 
 def test_a_file_that_may_not_grow_stops_neither_the_broker_nor_the_journal(tmp_path: Path) -> None:
