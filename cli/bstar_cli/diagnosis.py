@@ -13,9 +13,10 @@ from typing import Self
 import msgspec
 
 from bstar.fleet import Fleet
+from bstar_broker.core.snapshot import Finding
 from bstar_cli import exits
 from bstar_cli.trouble import Trouble, signs, troubles
-from bstar_cli.views import FindingView, NodeView, PairView
+from bstar_cli.views import NodeView, PairView
 from bstar_client.endpoint_probe import is_elsewhere
 from bstar_client.status import NodeReport
 
@@ -258,7 +259,7 @@ def _troubles_of_nodes(views: Sequence[NodeView]) -> Iterator[tuple[Reason, str]
         yield Reason.FRONTS_APART, apart
 
 
-def node_findings(views: Sequence[NodeView]) -> Iterator[tuple[str, FindingView]]:
+def node_findings(views: Sequence[NodeView]) -> Iterator[tuple[str, Finding]]:
     """What nodes found about themselves, the worst first."""
     found = [(view.pair.role, each) for view in views for each in view.findings or () if not each.service]
     yield from sorted(found, key=lambda each: each[1].severity != "critical")

@@ -3,6 +3,7 @@
 import msgspec
 
 from bstar.records.role import RoleChange
+from bstar_broker.core.snapshot import Finding
 from bstar_cli.trouble import ServiceView
 
 
@@ -97,21 +98,6 @@ class _Readiness(msgspec.Struct, frozen=True):
     why: str
 
 
-class FindingView(msgspec.Struct, frozen=True):
-    """What the node itself found, and what to do."""
-
-    name: str
-    severity: str
-    alert: str
-    why: str
-    do: str
-    service: str = ""
-    for_s: float = 0.0
-
-    def __str__(self) -> str:
-        return f"{self.why}: {self.do}" if self.do else self.why
-
-
 class NodeView(msgspec.Struct, frozen=True):
     """What this command needs of a node's state; it need not be of the node's own version."""
 
@@ -124,4 +110,4 @@ class NodeView(msgspec.Struct, frozen=True):
     security: _Security | None = None
     fronts: list[FrontView] = []
     history: list[RoleChange] = []
-    findings: list[FindingView] | None = None
+    findings: list[Finding] | None = None
