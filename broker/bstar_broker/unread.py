@@ -3,7 +3,8 @@
 libzmq bounds a connection's queue in messages only. It releases the memory of a frame that it did not copy
 once that frame has left the queue. So the last of some frames to a client is sent uncopied, as a marker: the
 queue is in order, so when a marker is released, all before it have left as well. What the kernel has from
-libzmq counts as read.
+libzmq counts as read. So does what no marker stands for yet, at most ``_MARKED_BYTES`` of a client: nothing
+tells when it leaves, and a client that reads everything must not be refused for it.
 """
 
 from collections import deque
@@ -17,7 +18,7 @@ from bstar_broker.core.waiting import Waiting
 # Smaller messages are not counted: the queue's length bounds them.
 COUNTED_BYTES_MIN = 4 << 10
 # A marker costs some microseconds, so it stands for this many octets at least.
-_MARKED_BYTES = 256 << 10
+_MARKED_BYTES = 64 << 10
 
 
 class _Queue(msgspec.Struct):
@@ -46,14 +47,14 @@ class Unread:
             raise zmq.Again
         if queue.octets + octets < _MARKED_BYTES:
             send(self._socket, frames)
-            self._count(client, octets)
             queue.octets += octets
             return
         marker = zmq.Frame(frames[-1], track=True, copy=False)
         send(self._socket, [*frames[:-1], marker])  # type: ignore[list-item]  # a Frame is sent as it is
         assert isinstance(marker.tracker, zmq.MessageTracker)
-        self._count(client, octets)
-        queue.markers.append((marker.tracker, queue.octets + octets))
+        marked = queue.octets + octets
+        self._count(client, marked)
+        queue.markers.append((marker.tracker, marked))
         queue.octets = 0
 
     def look(self, now: float) -> None:
@@ -61,8 +62,6 @@ class Unread:
         for client, queue in list(self._queues.items()):
             self._settle(client, queue)
             if not queue.markers:
-                # At most ``_MARKED_BYTES`` are left, and nothing tells when they leave.
-                self._count(client, -queue.octets)
                 del self._queues[client]
 
     def _settle(self, client: bytes, queue: _Queue) -> None:
