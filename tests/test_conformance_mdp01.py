@@ -11,7 +11,6 @@ from itertools import pairwise
 
 import pytest
 
-from bstar_broker.unread import COUNTED_BYTES_MIN
 from support.brokers import Broker
 from support.rawpeers import EMPTY, Peers, Worker01
 
@@ -257,19 +256,6 @@ def test_a_full_queue_takes_no_more_requests(tight: Broker, tight_peers: Peers, 
         assert job.body == (b"%d" % number,)
         worker.finish(job, b"done")
     assert worker.commands() == []
-
-
-def test_a_client_that_reads_gets_every_answer_however_many_octets_they_are(
-    tight: Broker, tight_peers: Peers, service: bytes
-) -> None:
-    client = tight_peers.client01()
-    for number in range(tight.profile.limits["services_max"]):
-        client.request(service + b"-%d" % number, b"hi")
-    asked = octets = 0
-    while octets < 10 * tight.profile.limits["queue_bytes_max"]:
-        _, state = client.mmi(b"mmi.state", b"")
-        asked, octets = asked + 1, octets + len(state)
-    assert octets / asked > COUNTED_BYTES_MIN, "or nothing of it is counted"
 
 
 @requirement("MDP1-R-05")

@@ -261,3 +261,20 @@ def test_what_a_client_has_not_read_is_counted_bounded_and_free_again_once_it_re
         wait_until(is_free, "all is read")
         assert waiting.unread_octets == 0
         unread.send([name, b"head", bytes(octets)])
+
+
+@pytest.mark.loopback
+def test_a_client_that_reads_at_once_is_refused_nothing_however_small_the_limit() -> None:
+    """The release of a marker is seen late, so more than the limit may seem to be unread."""
+    waiting = Desk(queue_bytes_max=40_000).ledger.waiting
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as client:
+        client.linger = router.linger = 0
+        client.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+        client.send(b"")
+        name, _ = router.recv_multipart()
+        unread = Unread(router, waiting)
+        for _ in range(90):
+            unread.send([name, b"head", bytes(10_000)])
+            assert client.poll(int(LIMIT_S * 1000))
+            client.recv_multipart()
+        assert not waiting.unread
