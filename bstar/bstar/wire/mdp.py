@@ -30,6 +30,8 @@ from bstar.wire.messages import Disconnect, Final, FromPeer, Heartbeat, NodeStat
 
 # What stands before an address in hexadecimal digits.
 _HEX = b"hex:"
+# An address of libzmq has 255 bytes at most.
+_HEX_BYTES_MAX = len(_HEX) + 2 * 255
 
 
 class ClientReply(msgspec.Struct, frozen=True, gc=False):
@@ -250,10 +252,10 @@ def _written(client: bytes) -> bytes:
 
 
 def _read(address: bytes) -> bytes:
-    """The client that a worker's reply names."""
-    if address.startswith(_HEX):
+    """The client that a worker's reply names. A frame of a large message is a view."""
+    if address[: len(_HEX)] == _HEX and len(address) <= _HEX_BYTES_MAX:
         with contextlib.suppress(ValueError):
-            return bytes.fromhex(address[len(_HEX) :].decode())
+            return bytes.fromhex(bytes(address[len(_HEX) :]).decode())
     return address
 
 
