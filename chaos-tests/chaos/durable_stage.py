@@ -144,6 +144,15 @@ class DurableStage:
 
         self._wait(look, "the store is on both disks")
 
+    def alone(self) -> None:
+        """Wait until a node leads without its peer's copy."""
+
+        def look() -> bool:
+            states = [self.store(node) for node in self.cluster.nodes]
+            return any(state is not None and state.is_leading and state.copies == 1 for state in states)
+
+        self._wait(look, "the leader goes on alone")
+
     def progress(self, count: int = 5) -> None:
         """Wait until each client has had so many submits acknowledged from now on."""
         for client in self.clients:
