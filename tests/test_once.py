@@ -14,7 +14,7 @@ import pytest
 from bstar.errors import CallTimeoutError, OutcomeUnknownError, RejectedError, StreamInterruptedError
 from bstar.wire import native, native_broker
 from bstar.wire.messages import NEVER_MS, ErrorCode, Reason
-from bstar_broker.core.refusals import ONCE_REPEATED
+from bstar.wire.refusals import ONCE_REPEATED
 from bstar_client.core.calls import Call
 from support import client_desk
 from support.client_desk import ACTIVE, PASSIVE, PRIMARY, status

@@ -179,7 +179,7 @@ def test_objectives_come_from_a_file_and_services_take_over_what_they_do_not_say
     [
         ("default: {availability: 1}", r"< 1.*\$\.default\.availability"),
         ("services: {a: {latency: 1}}", r"unknown field `latency`.*\$\.services\[\.\.\.\]"),
-        ("services: {a: {errors: [busy]}}", "Invalid enum value 'busy'"),
+        ("services: {a: {errors: [busy]}}", "errors: there is no outcome busy; there are failed, "),
         ("services: [a]", r"Expected `object`, got `array`"),
         ("period_days: soon", r"Expected `int`.*\$\.period_days"),
         ("- 1", "must hold keys with values"),

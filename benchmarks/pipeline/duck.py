@@ -16,10 +16,11 @@ from pathlib import Path
 
 import duckdb
 
+from bstar.wire.refusals import OF_SERVICE
 from bstar_pipeline.gold import clients
 from bstar_pipeline.gold.objectives import ENDED, FINISHED, MEASURES, SHARES
 from bstar_pipeline.sketch import bucket_of, bucket_sql, value_sql
-from bstar_pipeline.slo import ERRORS, REFUSALS, Objectives
+from bstar_pipeline.slo import ERRORS, Objectives
 
 SLO = Objectives()
 
@@ -96,7 +97,7 @@ _SKETCHES = f"""
 }
         UNION ALL
         SELECT pair, service, at_us // 60000000, reason, 'total', NULL, times::DOUBLE
-        FROM records WHERE kind = 'refused' AND reason IN {_words(REFUSALS)} AND service != ''
+        FROM records WHERE kind = 'refused' AND reason IN {_words(OF_SERVICE)} AND service != ''
     )
     SELECT service, {_minute("minute")} AS minute, outcome, measure, bucket,
            sum(round(weight * 1e6)::BIGINT) / 1e6 AS weight, {_minute("minute")}::DATE AS day, pair

@@ -64,21 +64,26 @@ class ServiceOperations:
         return _encode(carry_out(service, wish))
 
     def _pause(self, service: ServiceRecord, wish: ServiceWish) -> ServiceTold:
-        self._carry_out(self._node.broker.orders.pause(service, wish.for_s, wish.why, self._clock()))
+        orders = self._node.broker.orders
+        self._act(lambda now: orders.pause(service, wish.for_s, wish.why, now))
         return self._told(service)
 
     def _resume(self, service: ServiceRecord, wish: ServiceWish) -> ServiceTold:
         if not service.pause_why:
             return ServiceTold(f"{service.title} is not paused on this node")
-        self._carry_out(self._node.broker.orders.resume(service, wish.why, self._clock()))
+        self._act(lambda now: self._node.broker.orders.resume(service, wish.why, now))
         return self._told(service)
 
     def _purge(self, service: ServiceRecord, wish: ServiceWish) -> ServiceTold:
         if not self._node.is_active:
             return ServiceTold("this node does not serve: ask the one that does, on its machine")
-        purged, outputs = self._node.broker.orders.purge(service, wish.why, self._clock())
-        self._carry_out(outputs)
-        return msgspec.structs.replace(self._told(service), purged=purged)
+        before = service.queue.length
+        self._act(lambda now: self._node.broker.orders.purge(service, wish.why, now)[1])
+        told = self._told(service)
+        return msgspec.structs.replace(told, purged=before - told.queued)
+
+    def _act(self, change: Callable[[float], list[Output]]) -> None:
+        self._carry_out(self._node.act(change, self._clock()))
 
     def _told(self, service: ServiceRecord) -> ServiceTold:
         ledger = self._node.broker.ledger

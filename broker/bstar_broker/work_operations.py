@@ -84,6 +84,9 @@ class WorkOperations:
             CANCEL_REQUEST: lambda argument: _answer(argument, WorkWish, self._cancel, RequestsTold),
         }
 
+    def _act(self, change: Callable[[float], list[Output]]) -> None:
+        self._carry_out(self._node.act(change, self._clock()))
+
     # --- workers --------------------------------------------------------------------------------------------
 
     def _list_workers(self, wish: ListWish) -> WorkersTold:
@@ -95,14 +98,14 @@ class WorkOperations:
 
     def _drain(self, wish: WorkWish) -> WorkersTold:
         worker = self._worker(wish.about)
-        self._carry_out(self._node.broker.work_orders.drain(worker, wish.why, self._clock()))
+        self._act(lambda now: self._node.broker.work_orders.drain(worker, wish.why, now))
         return WorkersTold("", [listed_worker(worker, self._clock())], 1)
 
     def _resume(self, wish: WorkWish) -> WorkersTold:
         worker = self._worker(wish.about)
         if not worker.drain_why:
             raise _RefusedError(f"worker {wish.about} of {worker.service.title} is not drained")
-        self._carry_out(self._node.broker.work_orders.resume(worker, wish.why, self._clock()))
+        self._act(lambda now: self._node.broker.work_orders.resume(worker, wish.why, now))
         return WorkersTold("", [listed_worker(worker, self._clock())], 1)
 
     def _worker(self, label: str) -> WorkerRecord:
@@ -128,7 +131,7 @@ class WorkOperations:
     def _cancel(self, wish: WorkWish) -> RequestsTold:
         request = self._request(wish.about, "cancel")
         told = self._told(request)
-        self._carry_out(self._node.broker.work_orders.cancel(request, wish.why, self._clock()))
+        self._act(lambda now: self._node.broker.work_orders.cancel(request, wish.why, now))
         return told
 
     def _request(self, text: str, verb: str) -> Accepted:

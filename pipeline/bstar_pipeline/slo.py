@@ -13,23 +13,21 @@ part of the whole budget, and a shorter window shows that it goes on (Site Relia
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 
 import msgspec
 
 from bstar.errors import ConfigurationError
 from bstar.settings.document import Problems, read_document
+from bstar.wire.refusals import OF_SERVICE, SERVICES_FULL
 
 Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
-Refusal = Literal["queue-full", "client-full", "bytes-full", "memory-full", "askers-full", "askers-late"]
-# A file may name "services-full"; no service counts it.
-Outcome = Literal["failed", "expired", "poison", "lost", Refusal, "services-full"]
 
-REFUSALS: tuple[Outcome, ...] = get_args(Refusal)
-"""Reasons of refusal that count among the requests of a service; a test compares them with the broker's."""
-
-ERRORS: tuple[Outcome, ...] = ("failed", "expired", "poison", "lost", *REFUSALS)
+ERRORS = ("failed", "expired", "poison", "lost", *OF_SERVICE)
 """Outcomes of requests, and reasons of refusal, that use up the budget if the objective says no other."""
+
+# A file may name it; no service counts it.
+_NAMED = (*ERRORS, SERVICES_FULL.reason)
 
 
 class Objective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,7 +40,13 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     availability: Share = 0.999
     latency_us: Annotated[int, msgspec.Meta(gt=0)] = 100_000
     latency_share: Share = 0.99
-    errors: tuple[Outcome, ...] = ERRORS
+    errors: tuple[str, ...] = ERRORS
+
+    def __post_init__(self) -> None:
+        """Check what a type cannot say."""
+        for error in self.errors:
+            if error not in _NAMED:
+                raise ValueError(f"errors: there is no outcome {error}; there are {', '.join(_NAMED)}")
 
 
 class Objectives(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

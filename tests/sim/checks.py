@@ -16,9 +16,9 @@ from bstar.errors import (
     OutcomeUnknownError,
     PairError,
 )
+from bstar.wire.refusals import REFUSALS
 from bstar_broker.core import BrokerSettings, Send
 from bstar_broker.core.records import Accepted
-from bstar_broker.core.refusals import REFUSALS
 from bstar_client.core.calls import Reply
 from bstar_client.core.worker_dialects import Job
 from bstar_testing import rules
@@ -146,7 +146,7 @@ class Checks:
         if self.world.now - stopped_s < self.peer_unsound_until:
             return  # a forged message may have said that the peer serves
         ledger = node.node.broker.ledger
-        if any(ledger.drops[refusal.reason] for refusal in REFUSALS):
+        if any(ledger.drops[each.reason] for each in REFUSALS if not each.reason.startswith("store-")):
             return
         there = [request for service in ledger.services.values() for request in service.queue]
         there += [request for worker in ledger.workers.values() for request in worker.in_flight.values()]

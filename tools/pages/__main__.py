@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from bstar.settings import sample_client_configuration, sample_configuration
-from pages import configuration, dashboards, interface, journal, rules, tables
+from pages import configuration, dashboards, interface, journal, refusals, rules, tables
 from pages.markdown import replace
 
 FILES: dict[str, Callable[[], str]] = {
@@ -23,6 +23,7 @@ FILES: dict[str, Callable[[], str]] = {
 PARTS: dict[str, Callable[[], str]] = {
     "docs/binary-star.md": rules.generate,
     "docs/journal.md": journal.generate,
+    "docs/operations.md": refusals.generate,
     "docs/pipeline.md": tables.generate,
 }
 """Pages of which the part between two markers is generated."""

@@ -6,17 +6,16 @@ the reply of the first.
 
 from collections.abc import Callable, Sequence
 
-from bstar.wire import CODECS, mmi, native, native_broker
+from bstar.wire import CODECS, mmi, native, native_broker, refusals
 from bstar.wire.batches import REQUEST_ROW_BYTES, bodies_of, take_extensions
 from bstar.wire.dialect import ClientCodec, Dialect
 from bstar.wire.messages import ErrorCode, Request, Requests
-from bstar_broker.core import refusals
+from bstar.wire.refusals import Refusal
 from bstar_broker.core.bundles import Bundles
 from bstar_broker.core.dispatch import Dispatcher
 from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.outputs import Output, Send
 from bstar_broker.core.records import Accepted, Bundle, ServiceRecord
-from bstar_broker.core.refusals import Refusal
 
 # A request's cost beside its body: its record and its entries in tables and a queue (700 octets, measured),
 # and those of its client if it has no other request (500 more).

@@ -13,6 +13,7 @@ from bstar.printable import printable
 from bstar.security.principals import Principal
 from bstar.wire import mmi
 from bstar.wire.messages import FromPeer, Heartbeat, Ping, Ready, Request, Requests
+from bstar.wire.refusals import CALL_NOT_ALLOWED
 from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.quotas import WITHDRAWN, Denial, Nowhere, Origin, Quotas
 from bstar_broker.core.records import WorkerRecord
@@ -128,20 +129,20 @@ class Authority:
                 return None
             text = f'{principal.name} may not ask for "{printable(service)}"'
             needs = "operator: true" if service == mmi.Service.STATE.value else "calls, or operator: true"
-            return Denial("call-not-allowed", f"{text}: its entry needs {needs}", who=principal.name)
+            return Denial(CALL_NOT_ALLOWED.reason, f"{text}: its entry needs {needs}", who=principal.name)
         if service.startswith(self._ledger.reserved):
             # The store asks for the service that is to do the work.
             if principal.calls or principal.is_operator:
                 return None
             text = f'{principal.name} may not ask for "{printable(service)}"'
             text = f"{text}: its entry needs calls, or operator: true"
-            return Denial("call-not-allowed", text, who=principal.name)
+            return Denial(CALL_NOT_ALLOWED.reason, text, who=principal.name)
         if principal.calls.match(service):
             return None
         text = (
             f'{principal.name} may not call service "{printable(service)}": no pattern of its calls matches'
         )
-        return Denial("call-not-allowed", text, who=principal.name)
+        return Denial(CALL_NOT_ALLOWED.reason, text, who=principal.name)
 
 
 def _judge_offer(

@@ -20,8 +20,8 @@ Sources: 7/MDP, 18/MDP, 8/MMI, the native dialect's specification in docs/protoc
 from collections.abc import Callable
 
 from bstar.errors import RemoteProtocolError
-from bstar.wire import CODECS, messages, native, native_broker
-from bstar_broker.core import refusals
+from bstar.wire import CODECS, messages, native, native_broker, refusals
+from bstar.wire.refusals import Refusal
 from bstar_broker.core.admission import Admission
 from bstar_broker.core.bundles import Bundles
 from bstar_broker.core.dispatch import Dispatcher
@@ -31,7 +31,6 @@ from bstar_broker.core.observer import Observer
 from bstar_broker.core.outputs import HangUp, Output, Send
 from bstar_broker.core.quotas import Denial
 from bstar_broker.core.records import WorkerRecord
-from bstar_broker.core.refusals import Refusal
 from bstar_broker.core.registry import WorkerRegistry
 from bstar_broker.core.replies import Replies
 from bstar_broker.core.service_orders import ServiceOrders
@@ -135,7 +134,7 @@ class Broker:
 
     def _deny(self, request: messages.Request, denial: Denial) -> list[Output]:
         code = None if denial.retry_after_ms else messages.ErrorCode.NOT_ALLOWED
-        return self.refuse_for(request, Refusal(denial.reason, denial.text, code, denial.retry_after_ms))
+        return self.refuse_for(request, Refusal(denial.reason, denial.text, "", code, denial.retry_after_ms))
 
     def refuse_unread(self, frames: list[bytes]) -> list[Output]:
         """Refuse a message for which there was no memory; ``frames`` were read."""

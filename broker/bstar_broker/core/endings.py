@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 
 from bstar.wire.front import is_behind_front
 from bstar.wire.messages import ErrorCode, NodeStatus
+from bstar.wire.refusals import QUEUE_RETRY_MS
 from bstar_broker.core.bundles import Bundles
 from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.observer import Outcome
 from bstar_broker.core.outputs import Notice, Output
 from bstar_broker.core.records import Accepted, Bundle, ServiceRecord
-from bstar_broker.core.refusals import QUEUE_RETRY_MS
 
 # Log lines for each service and kind: a lost worker may have held tens of thousands of requests.
 _NOTICES_MAX = 10

@@ -1,6 +1,8 @@
 """A node with fronts. A node without them is a plain ``Node`` and pays nothing for them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import msgspec
@@ -27,23 +29,20 @@ class FrontedNode(Node):
         self, front: str, door: str, frames: list[bytes], now: float, user_id: str = ""
     ) -> list[Output]:
         """A message has come through a door of a front."""
-        outputs: list[Output] = []
-        if now >= self.machine.serve_until and self.machine.is_active:
-            outputs = self._expand(self.machine.step(Tick(), now), now)
-        outputs += self.fronts.all[front].receive(door, frames, user_id, now)
-        return self._settled(outputs, now)
+        receive = self.fronts.all[front].receive
+        return self.act(lambda now: self._check_lease(now) + receive(door, frames, user_id, now), now)
 
     def front_unsent(self, output: FrontSend, now: float, *, is_gone: bool) -> list[Output]:
         """The shell could not carry out a FrontSend: there is no connection, or a full one."""
-        return self._settled(self.fronts.all[output.front].unsent(output, is_gone, now), now)
+        return self.act(partial(self.fronts.all[output.front].unsent, output, is_gone), now)
 
     def front_connected(self, front: str, door: str, count: int, now: float) -> list[Output]:
         """A door has so many connections now."""
-        return self._settled(self.fronts.all[front].connected(door, count, now), now)
+        return self.act(partial(self.fronts.all[front].connected, door, count), now)
 
     def front_peer_gone(self, front: str, door: str, routing_id: bytes, now: float) -> list[Output]:
         """The connection of this peer of a ROUTER door has ended."""
-        return self._settled(self.fronts.all[front].peer_gone(door, routing_id, now), now)
+        return self.act(partial(self.fronts.all[front].peer_gone, door, routing_id), now)
 
     # --- what the fronts ask (``Inlet``) --------------------------------------------------------------------
 
@@ -103,28 +102,17 @@ class FrontedNode(Node):
     # --- what the node does, in the fronts' frames ----------------------------------------------------------
 
     def _settled(self, outputs: list[Output], now: float) -> list[Output]:
-        return self._followed(super()._settled(outputs, now), now)
-
-    def _followed(self, outputs: list[Output], now: float) -> list[Output]:
         """The outputs in the fronts' frames. Fronts may have asked the store for more meanwhile."""
-        followed = self.fronts.follow(outputs, now)
+        followed = self.fronts.follow(super()._settled(outputs, now), now)
         while self.store is not None and (more := self.store.settle(now)):
             followed += self.fronts.follow(more, now)
         return followed
-
-    def receive_frames(self, frames: list[bytes], now: float, user_id: str = "") -> list[Output]:
-        """See ``Node``."""
-        return self._followed(super().receive_frames(frames, now, user_id), now)
-
-    def principals_changed(self, now: float) -> list[Output]:
-        """See ``Node``."""
-        return self._followed(super().principals_changed(now), now)
 
     def step(self, given: Input, now: float) -> list[Output]:
         """See ``Node``."""
         outputs = super().step(given, now)
         if type(given) is Tick:
-            outputs += self._settled(self.fronts.each(lambda front: front.handle_timer(now)), now)
+            outputs += self.act(lambda now: self.fronts.each(methodcaller("handle_timer", now)), now)
         return outputs
 
     def next_deadline(self) -> float | None:

@@ -32,10 +32,9 @@ from bstar.star import (
     Tick,
     Vote,
 )
-from bstar.wire import CODECS, decode, mmi
+from bstar.wire import CODECS, decode, mmi, refusals
 from bstar.wire.dialect import Dialect
 from bstar.wire.messages import FromPeer, Heartbeat, Partial, Ping, Ready, Request, Requests, StaleEpoch
-from bstar_broker.core import refusals
 from bstar_broker.core.authority import Authority
 from bstar_broker.core.broker import Broker
 from bstar_broker.core.findings import Findings
@@ -44,7 +43,7 @@ from bstar_broker.core.observer import Observer
 from bstar_broker.core.outputs import HangUp, Notice, Output, Send, StoreInput
 from bstar_broker.core.pair_state import pair_state
 from bstar_broker.core.parting import Parting
-from bstar_broker.core.quotas import QUOTA_REASONS, Denial, Origin
+from bstar_broker.core.quotas import Denial, Origin
 from bstar_broker.core.readiness import readiness, why_role_stays
 from bstar_broker.core.settings import BrokerSettings
 from bstar_broker.core.snapshot import NodeState, ShellState
@@ -124,15 +123,11 @@ class Node:
 
     def receive_frames(self, frames: list[bytes], now: float, user_id: str = "") -> list[Output]:
         """Handle one message of a client or worker, the routing id first. Bad ones are counted."""
-        outputs = self._receive_frames(frames, now, user_id)
-        if self.store is not None:
-            outputs += self.store.settle(now)
-        return outputs
+        return self._settled(self._receive_frames(frames, now, user_id), now)
 
     def _receive_frames(self, frames: list[bytes], now: float, user_id: str) -> list[Output]:
         if now >= self.machine.serve_until and self.machine.is_active:
-            # The majority has run out, but any message may cause a dispatch.
-            outputs = self._expand(self.machine.step(Tick(), now), now)
+            outputs = self._check_lease(now)
             return outputs + self._receive_frames(frames, now, user_id)
         try:
             message = decode(frames, self._message_bytes_max, self._message_frames_max)
@@ -187,6 +182,9 @@ class Node:
 
     def principals_changed(self, now: float) -> list[Output]:
         """The list has changed: send the workers away that may not offer their service now."""
+        return self.act(self._check_workers, now)
+
+    def _check_workers(self, now: float) -> list[Output]:
         outputs: list[Output] = []
         if self.authority is None:
             return outputs
@@ -233,7 +231,7 @@ class Node:
 
     def _is_repeated(self, message: Request | Requests, denial: Denial) -> bool:
         """True if a quota denies what was counted before: the caller is to join the request under way."""
-        return denial.reason in QUOTA_REASONS and self.broker.knows(message)
+        return denial.reason in refusals.QUOTAS and self.broker.knows(message)
 
     def _receive_unread(
         self, frames: list[bytes], error: RemoteProtocolError, user_id: str, now: float
@@ -330,30 +328,43 @@ class Node:
 
     def unreachable(self, routing_id: bytes, now: float, *, is_gone: bool = True) -> list[Output]:
         """The shell could not carry out a Send to this peer: it has no connection, or a full one."""
-        return self._settled(self.broker.unreachable(routing_id, now, is_gone=is_gone), now)
+        return self.act(lambda now: self.broker.unreachable(routing_id, now, is_gone=is_gone), now)
 
     def undelivered(self, routing_id: bytes, now: float) -> list[Output]:
         """The shell could not carry out a Dispatch to this worker."""
-        outputs: list[Output] = []
-        if now >= self.machine.serve_until and self.machine.is_active:
-            outputs = self._expand(self.machine.step(Tick(), now), now)
-        return self._settled(outputs + self.broker.undelivered(routing_id, now), now)
+        return self.act(lambda now: self._check_lease(now) + self.broker.undelivered(routing_id, now), now)
 
     def hear_store(self, given: StoreInput, now: float) -> list[Output]:
         """The store's disk or its peer has something to say."""
         assert self.store is not None
-        return self._settled(self.store.hear(given, now), now)
+        return self.act(partial(self.store.hear, given), now)
 
     def force_store(self, now: float) -> list[Output]:
         """An operator says that the store goes on from this node's copy."""
         assert self.store is not None
-        return self._settled(self.store.force(now), now)
+        return self.act(self.store.force, now)
+
+    # --- what follows from an input -------------------------------------------------------------------------
+
+    def act(self, change: Callable[[float], list[Output]], now: float) -> list[Output]:
+        """Change this node, and do all that follows. ``change`` gets ``now``.
+
+        Every input comes through here, but for messages, so none of them can forget a part of it.
+        """
+        outputs = change(now)
+        return self._settled(outputs + self._part(now), now)
 
     def _settled(self, outputs: list[Output], now: float) -> list[Output]:
         """The outputs, and what the store makes of what has become of its requests meanwhile."""
         if self.store is not None:
             outputs += self.store.settle(now)
         return outputs
+
+    def _check_lease(self, now: float) -> list[Output]:
+        """Step down if the majority has run out: what comes next may cause a dispatch."""
+        if now >= self.machine.serve_until and self.machine.is_active:
+            return self._expand(self.machine.step(Tick(), now), now)
+        return []
 
     # --- the Binary Star ------------------------------------------------------------------------------------
 
@@ -379,12 +390,15 @@ class Node:
 
     def step(self, given: Input, now: float) -> list[Output]:
         """Handle an event of the pair or of this process."""
+        return self.act(partial(self._step, given), now)
+
+    def _step(self, given: Input, now: float) -> list[Output]:
         kind = type(given)
         if kind is Leave:
             self.parting.leave(now)
-            return self._part(now)
+            return []
         if kind is Handover:
-            return self.switch_over(now)
+            return self._switch_over(now)
         if kind is Stall:
             self.broker.stalled(given.gap_s)  # type: ignore[union-attr]
         outputs = self._expand(self.machine.step(given, now), now)
@@ -396,7 +410,7 @@ class Node:
                 outputs += self.store.handle_timer(now)
         elif kind is PeerMessage and self.store is not None and self.machine.peer.state is State.ACTIVE:
             outputs += self.store.peer_serves(now)
-        return self._settled(outputs + self._part(now), now)
+        return outputs
 
     def _tend_waiting(self, now: float) -> list[Output]:
         """Plain requests that wait while no node serves are votes once the peer is silent. At the end of
@@ -415,13 +429,16 @@ class Node:
 
         ``is_if_healthy``: refuse unless the pair is as it should be.
         """
+        return self.act(partial(self._switch_over, is_if_healthy=is_if_healthy), now)
+
+    def _switch_over(self, now: float, *, is_if_healthy: bool = False) -> list[Output]:
         why_not = why_role_stays(self.state(now), is_if_healthy=is_if_healthy)
-        return self._settled(self.parting.switch_over(now, why_not) + self._part(now), now)
+        return self.parting.switch_over(now, why_not)
 
     def drain(self, why: str, now: float) -> list[Output]:
         """Take this node out of the pair, because of ``why``. Refused if ``parting.drain_why`` is empty."""
         why_not = why_role_stays(self.state(now), is_if_healthy=False)
-        return self._settled(self.parting.drain_node(why, now, why_not) + self._part(now), now)
+        return self.act(lambda now: self.parting.drain_node(why, now, why_not), now)
 
     def rejoin(self, why: str, now: float) -> list[Output]:
         """End ``drain``."""

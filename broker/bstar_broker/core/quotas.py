@@ -16,11 +16,10 @@ import msgspec
 from bstar.security.principals import Principal, Quota
 from bstar.token_bucket import TokenBucket
 from bstar.wire.messages import Request, Requests
+from bstar.wire.refusals import OUTSTANDING, RATE_LIMITED
 
 # When a request may come again that waits for the end of others, or for another connection.
 _RETRY_MS = 50
-# Why requests are refused that may come again; not those that the node has already.
-QUOTA_REASONS = frozenset(("outstanding", "rate-limited"))
 # One large message or batch makes an entry wait for so long at most.
 _DEBT_S_MAX = 60.0
 # All keys that left the list, together: each message is refused, and more than these end the connection.
@@ -198,14 +197,14 @@ class Quotas:
             if account.held + count > quota.outstanding:
                 text = f"{principal.name} has {quota.outstanding} requests outstanding, as many as it may"
                 splits = count > 1 and account.held < quota.outstanding
-                return Denial("outstanding", text, _RETRY_MS, splits=splits, who=principal.name)
+                return Denial(OUTSTANDING.reason, text, _RETRY_MS, splits=splits, who=principal.name)
         for bucket, rate_s, unit in (
             (account.requests, quota.requests_per_s, "requests"),
             (account.octets, quota.bytes_per_s, "octets of requests"),
         ):
             if bucket is not None and (wait_ms := bucket.wait_ms(now)):
                 text = f"{principal.name} sends more than {rate_s:g} {unit} a second"
-                return Denial("rate-limited", text, wait_ms, who=principal.name)
+                return Denial(RATE_LIMITED.reason, text, wait_ms, who=principal.name)
         if account.requests is not None:
             account.requests.spend(count, now)
         if account.octets is not None:

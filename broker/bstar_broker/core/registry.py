@@ -16,6 +16,7 @@ from bstar.wire.messages import (
     Reason,
     StaleEpoch,
 )
+from bstar.wire.refusals import SERVICES_FULL
 from bstar_broker.core.bundles import Bundles
 from bstar_broker.core.dispatch import Dispatcher
 from bstar_broker.core.endings import Endings
@@ -24,7 +25,6 @@ from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.observer import LostBecause
 from bstar_broker.core.outputs import Output, Send
 from bstar_broker.core.records import Group, Lease, ServiceRecord, WorkerRecord
-from bstar_broker.core.refusals import SERVICES_FULL
 
 # The registry checks all workers at steps of a fraction of the shortest interval. So thousands of deadlines
 # cost one pass per step, not one pass each.

@@ -15,9 +15,9 @@ from bstar.origins import DESCRIPTOR
 from bstar.reactor import Reactor
 from bstar.security.zap import Rule, uses_services
 from bstar.sockets import NoMemoryError, new_router, receive_bodies, send, set_up_listener
+from bstar.wire.refusals import MEMORY_UNREAD
 from bstar_broker.core.fronted import FrontedNode
 from bstar_broker.core.outputs import FrontSend, Output
-from bstar_broker.core.refusals import MEMORY_UNREAD
 from bstar_broker.fronts.plan import Door, Plan
 
 if TYPE_CHECKING:

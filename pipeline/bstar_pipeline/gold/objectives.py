@@ -21,9 +21,10 @@ from collections.abc import Callable
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from bstar.wire.refusals import OF_SERVICE
 from bstar_pipeline import sketch
 from bstar_pipeline.schema import table_schema
-from bstar_pipeline.slo import REFUSALS, Objective, Objectives
+from bstar_pipeline.slo import Objective, Objectives
 
 MEASURES = ("queued", "busy", "total")
 SHARES = (0.5, 0.95, 0.99)
@@ -43,7 +44,7 @@ _KEY = ("day", "pair", "service", "minute")
 def sketches(records: DataFrame) -> DataFrame:
     """gold.sketches of bronze records. One pass: rows are added up where they lie, only sums are shuffled."""
     ended = (F.col("kind") == "request") & F.col("outcome").isin(*ENDED)
-    refused = (F.col("kind") == "refused") & F.col("reason").isin(*REFUSALS) & (F.col("service") != "")
+    refused = (F.col("kind") == "refused") & F.col("reason").isin(*OF_SERVICE) & (F.col("service") != "")
     called = (F.col("kind") == "call") & F.col("outcome").isin(*CALL_ENDED)
     counted = records.where(F.col("topic").isin("requests", "calls", "events")).where(
         ended | refused | called
@@ -238,7 +239,7 @@ def _is_error(slo: Objectives) -> Column:
 
 def _is_failed_call(slo: Objectives) -> Column:
     """The same of a call's outcome."""
-    busy = _of(slo, lambda objective: not set(objective.errors).isdisjoint(REFUSALS))
+    busy = _of(slo, lambda objective: not set(objective.errors).isdisjoint(OF_SERVICE))
     failed = _of(slo, lambda objective: "failed" in objective.errors)
     outcome = F.col("outcome")
     return outcome.isin(*UNANSWERED) | ((outcome == "busy") & busy) | ((outcome == "failed") & failed)

@@ -12,16 +12,15 @@ import msgspec
 from bstar.errors import RemoteProtocolError
 from bstar.printable import printable
 from bstar.security.principals import Principal
-from bstar.wire import CODECS, durable, native, native_broker
+from bstar.wire import CODECS, durable, native, native_broker, refusals
 from bstar.wire.batches import bodies_of, pack_finals, take_extensions
 from bstar.wire.dialect import Dialect
 from bstar.wire.durable import Fetch, Filter, Listing, Receipt, Schedule, Service, Standing, State, Submit
-from bstar.wire.messages import ErrorCode, Request, Requests
-from bstar_broker.core import refusals
+from bstar.wire.messages import Request, Requests
+from bstar.wire.refusals import Refusal
 from bstar_broker.core.admission import REQUEST_BYTES
 from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.outputs import Output, Send
-from bstar_broker.core.refusals import Refusal
 from bstar_broker.store.core import times
 from bstar_broker.store.core.commands import (
     Cancelled,
@@ -37,11 +36,6 @@ from bstar_broker.store.core.records import Record
 from bstar_broker.store.core.settings import StoreSettings
 from bstar_broker.store.core.tally import StoreObserver
 
-# Why the desk refuses what a client asks (docs/operations.md, "Refusals").
-DESK_REASONS = frozenset(
-    ("store-waits", "store-refuses", "store-busy", "invalid-durable", "record-damaged", "unread-replies")
-)
-_RETRY_MS = 1_000
 # A result that is awaited longer is asked for again: the node may have changed meanwhile.
 FETCH_WAIT_MS_MAX = 60_000
 # Operations that wait for an answer, of all clients.
@@ -143,13 +137,13 @@ class Desk:
         handle = self._handlers.get(message.service)
         if handle is None:
             text = f'no such service: "{printable(message.service)}"'
-            return self.refuse(message, never("invalid-durable", text))
+            return self.refuse(message, refusals.INVALID_DURABLE.saying(text))
         if self._is_full:
-            return self.refuse(message, later("store-busy", "too many durable operations wait"))
+            return self.refuse(message, refusals.STORE_BUSY.saying("too many durable operations wait"))
         try:
             return handle(message, principal, now)
         except RemoteProtocolError as error:
-            return self.refuse(message, never("invalid-durable", error.text))
+            return self.refuse(message, refusals.INVALID_DURABLE.saying(error.text))
 
     @property
     def _is_full(self) -> bool:
@@ -179,7 +173,7 @@ class Desk:
             try:
                 refusal = self.why_not(durable.decode(frame, Submit), principal)
             except RemoteProtocolError as error:
-                refusal = never("invalid-durable", error.text)
+                refusal = refusals.INVALID_DURABLE.saying(error.text)
             if refusal is not None:
                 outputs += self.refuse(asker, refusal)
                 continue
@@ -212,7 +206,7 @@ class Desk:
         from_ms = max(submit.at_ms, now_ms + submit.delay_ms)
         first_ms = times.first(asked.repeat, from_ms, is_delayed=from_ms > now_ms)
         if not first_ms:
-            return self.refuse(message, never("invalid-durable", "the schedule has no time to come"))
+            return self.refuse(message, refusals.INVALID_DURABLE.saying("the schedule has no time to come"))
         owner = "" if principal is None else principal.name
         command = Scheduled(owner, msgspec.Raw(frame), first_ms, self._defaults)
         self.take(Order(command, 1, message, partial(self._say_receipt, message), len(frame)))
@@ -223,16 +217,16 @@ class Desk:
         service = submit.service
         if service.startswith(self._ledger.reserved):
             text = f'"{printable(service)}" is the broker\'s own: no worker can answer for it'
-            return never("invalid-durable", text)
+            return refusals.INVALID_DURABLE.saying(text)
         if principal is not None and not principal.calls.match(service):
             text = f'{principal.name} may not call service "{printable(service)}": no pattern of its calls'
-            return never("call-not-allowed", f"{text} matches", ErrorCode.NOT_ALLOWED)
+            return refusals.CALL_NOT_ALLOWED.saying(f"{text} matches")
         if why := self._why_no_submit():
-            return later("store-refuses", why)
+            return refusals.STORE_REFUSES.saying(why)
         octets = sum(map(len, submit.body)) + len(submit.headers) + REQUEST_BYTES
         if self.waiting_octets and self.waiting_octets + octets > _WAITING_OCTETS_MAX:
             text = f"{self.waiting_octets} octets of submits wait for the disks, as many as may"
-            return later("store-busy", text)
+            return refusals.STORE_BUSY.saying(text)
         needed = octets
         if octets >= _LARGE_OCTETS:
             needed = _PLACES * max(octets, min(_ENTRY_PART * octets, ENTRY_OCTETS_MAX))
@@ -333,7 +327,7 @@ class Desk:
             return []  # it was asked before the node stopped leading
         message, answer = question
         if found.error:
-            return self.refuse(message, never("record-damaged", found.error))
+            return self.refuse(message, refusals.RECORD_DAMAGED.saying(found.error))
         return answer(message, found.records, now)
 
     # --- what has been applied ------------------------------------------------------------------------------
@@ -422,7 +416,7 @@ class Desk:
 
     def refuse_waiting(self, asker: Request, text: str) -> list[Output]:
         """The store of this node does not lead yet."""
-        return self.refuse(asker, later("store-waits", text))
+        return self.refuse(asker, refusals.STORE_WAITS.saying(text))
 
     def note(self, refusal: Refusal) -> list[Output]:
         """Count a refusal."""
@@ -436,7 +430,9 @@ class Desk:
         ledger = self._ledger
         unread = ledger.waiting.unread.get(client, 0)
         if unread and unread + octets > _UNREAD_OCTETS_MAX:
-            return later("unread-replies", f"{unread} octets of replies wait for this client to read them")
+            return refusals.UNREAD_REPLIES.saying(
+                f"{unread} octets of replies wait for this client to read them"
+            )
         if octets > ledger.memory_left:
             return refusals.MEMORY_FULL
         ledger.memory_left -= octets
@@ -499,25 +495,13 @@ def _standing(request: bytes, record: Record | None) -> Standing:
     return Standing(request, State.UNKNOWN) if record is None else record.standing()
 
 
-def never(reason: str, text: str, code: ErrorCode = ErrorCode.INVALID) -> Refusal:
-    """It will never be taken."""
-    assert reason in DESK_REASONS or reason in ("other-body", "call-not-allowed")
-    return Refusal(reason, text, code, is_of_service=False)
-
-
-def later(reason: str, text: str) -> Refusal:
-    """It may be taken later."""
-    assert reason in DESK_REASONS
-    return Refusal(reason, text, None, _RETRY_MS, is_of_service=False)
-
-
 def why_not_kept(change: Change, is_kept: bool) -> Refusal | None:
     """Why a request that was applied is not acknowledged; None if it is."""
     if change.is_other:
-        return never(
-            "other-body", "its key or id belongs to a request with another service, body, owner or schedule"
+        return refusals.OTHER_BODY.saying(
+            "its key or id belongs to a request with another service, body, owner or schedule"
         )
     if not is_kept:
         text = "the request is on one disk only; submit it again (store.when_alone: refuse)"
-        return later("store-refuses", text)
+        return refusals.STORE_REFUSES.saying(text)
     return None
