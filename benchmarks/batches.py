@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import zmq
 
-from bstar.sockets import receive, send
+from bstar.net.sockets import receive, send
 from bstar.wire import native
 from bstar.wire.batches import final_rows, pack_requests
 from bstar.wire.limits import BATCH_ROWS_MAX

@@ -22,7 +22,7 @@ from collections import Counter
 
 import zmq
 
-from bstar.sockets import is_readable, receive, send
+from bstar.net.sockets import is_readable, receive, send
 from bstar.wire import native
 
 READY_S_MAX = 60.0

@@ -12,7 +12,7 @@ import time
 
 import zmq
 
-from bstar.sockets import is_readable, receive, send
+from bstar.net.sockets import is_readable, receive, send
 from bstar.wire import native
 
 HEARTBEAT_S = 1.0

@@ -30,9 +30,9 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from bstar.net.sockets import receive, send
 from bstar.settings import ProfileName
 from bstar.settings.timing import PROFILES, timing_of
-from bstar.sockets import receive, send
 from bstar.wire import native
 from bstar_broker.core.snapshot import NodeState
 from bstar_cli.bench.plan import EchoPlan

@@ -23,7 +23,7 @@ import zmq
 from rich.console import Console
 from rich.table import Table
 
-from bstar.descriptors import raise_limit
+from bstar.net.descriptors import raise_limit
 from bstar_client import HAClient
 from bstar_testing import Pair
 from bstar_testing.strangers import KINDS, Flood

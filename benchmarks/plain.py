@@ -16,7 +16,7 @@ from typing import Self
 import msgspec
 import zmq
 
-from bstar.sockets import is_readable, receive, send
+from bstar.net.sockets import is_readable, receive, send
 from bstar_broker.core.snapshot import NodeState
 
 READY_TIMEOUT_S = 20.0

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import zmq
 
-from bstar.sockets import is_readable, receive, send
+from bstar.net.sockets import is_readable, receive, send
 from bstar.wire import native
 from endurance import look
 from run import bstar_server, child, cpu_seconds, floor_server

@@ -1,4 +1,4 @@
-"""What one message costs here: bstar.sockets beside pyzmq, in CPU time of one thread.
+"""What one message costs here: bstar.net.sockets beside pyzmq, in CPU time of one thread.
 
 python benchmarks/sockets.py [--messages 20000]
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import zmq
 
-from bstar.sockets import receive, send
+from bstar.net.sockets import receive, send
 
 ROUNDS = 5
 

@@ -9,7 +9,7 @@ import time
 
 import zmq
 
-from bstar.sockets import receive, send
+from bstar.net.sockets import receive, send
 
 HEARTBEAT_INTERVAL_S = 1.0
 # What stands before the command, then READY, REQUEST, REPLY or FINAL, HEARTBEAT, DISCONNECT.

@@ -21,7 +21,7 @@ import pytest
 from bstar.errors import OutcomeUnknownError
 from bstar.wire.emq_jobs import Headers, Job, encode_job
 from bstar_client import HAClient, Request, Worker
-from bstar_client.core.emq_manager import ManagerSettings
+from bstar_client.core.emq.manager import ManagerSettings
 from bstar_client.emq import EmqClient, EmqJobManager
 from bstar_testing import Pair, wait_until
 from support.emq import result

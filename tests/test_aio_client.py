@@ -25,7 +25,7 @@ from bstar.errors import (
 from bstar.wire.messages import ErrorCode, Request
 from bstar.wire.native_broker import CODEC
 from bstar_client import Ask, AsyncHAClient, CallFailed, Event, FailedOver, HAClient
-from bstar_client.core.session import Session
+from bstar_client.core.native.session import Session
 from support.scripted import PASSIVE, WAIT_S, ScriptedBroker, final, partial, status
 
 pytestmark = pytest.mark.loopback

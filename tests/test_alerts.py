@@ -19,7 +19,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from bstar_broker.core.snapshot import HttpState, JournalState, QuorumState, SecurityState
-from bstar_broker.metrics import NodeCollector
+from bstar_broker.operate.metrics import NodeCollector
 from chaos.alert_scenes import SCENARIOS
 from chaos.prometheus import need_program
 from support.certificates import make_certificate

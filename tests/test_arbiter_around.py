@@ -10,8 +10,8 @@ import pytest
 import zmq
 
 from bstar.errors import ConfigurationError
-from bstar.pair import BinaryStar
-from bstar.reactor import Reactor
+from bstar.net.reactor import Reactor
+from bstar.pair.binary_star import BinaryStar
 from bstar.settings import Settings, from_mapping, pair_problems, sample_settings
 from bstar.star import ArbiterAnswer, PeerMessage, Role, StarMachine, StarSettings, Tick
 from bstar.star.quorum import DRIFT_MAX

@@ -31,9 +31,9 @@ from bstar_client import (
     WorkerHooks,
     node_states,
 )
-from bstar_client.bodies import to_name
-from bstar_client.checks import check_async_handler, check_handler, to_count, to_seconds, to_timeout
-from bstar_client.requests import to_key
+from bstar_client.arguments.bodies import to_name
+from bstar_client.arguments.checks import check_async_handler, check_handler, to_count, to_seconds, to_timeout
+from bstar_client.calls.requests import to_key
 from support.scripted import ScriptedBroker
 
 NODE = "tcp://127.0.0.1:5001"

@@ -101,7 +101,7 @@ def test_a_worker_without_batches_serves_a_client_with_them(
 ) -> None:
     """As one of an earlier release does."""
     from bstar.wire import native
-    from bstar_client.core.worker_dialects import Heard, Hearing, NativeWorker
+    from bstar_client.core.worker.dialects import Heard, Hearing, NativeWorker
 
     def ready(self: NativeWorker, service: bytes, credit: int, epoch: int, keepalive: bytes) -> list[bytes]:
         return native.encode_ready(service, credit=credit, epoch=epoch)

@@ -14,7 +14,7 @@ import pytest
 import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
-from bstar.handshakes import NETWORK_BURST
+from bstar.net.handshakes import NETWORK_BURST
 from bstar.wire import native
 from bstar_client import HAClient
 from bstar_testing import Node, Pair, wait_until

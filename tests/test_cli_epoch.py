@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bstar.epoch_file import EpochFile
+from bstar.pair.epoch_file import EpochFile
 from bstar_cli import exits
 from bstar_cli.main import main
 

@@ -26,7 +26,7 @@ from bstar_cli.main import main
 from bstar_cli.status import _fronts_table, _nodes_table, _services_table, _stores_table
 from bstar_cli.terminal import has_colours, json_line, lines, print_tables
 from bstar_client import BstarError, HAClient, Worker
-from bstar_client.status import NodeReport
+from bstar_client.calls.status import NodeReport
 from support.brokers import lone_broker
 from support.node_states import node_state, service_state, store_state
 

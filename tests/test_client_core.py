@@ -26,11 +26,11 @@ from bstar.errors import (
 from bstar.wire import native
 from bstar.wire.messages import ErrorCode, NodeStatus
 from bstar.wire.native_broker import NativeAsker
+from bstar_client.calls.delivery import Delivery
 from bstar_client.core.calls import Call
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, FailedOver
 from bstar_client.core.outputs import Deliver
 from bstar_client.core.session_settings import SessionSettings
-from bstar_client.delivery import Delivery
 from support.client_desk import (
     ACTIVE,
     BACKUP,

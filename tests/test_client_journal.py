@@ -15,6 +15,7 @@ from zlib import crc32
 import pytest
 
 from bstar import records
+from bstar.base.sampling import is_sampled, limit_of
 from bstar.errors import (
     BstarError,
     BusyError,
@@ -30,7 +31,6 @@ from bstar.errors import (
 from bstar.journal import JournalOptions, SegmentName
 from bstar.journal.segments import Disk
 from bstar.records import Base, Call, Execution, Record
-from bstar.sampling import is_sampled, limit_of
 from bstar.wire import native, native_broker
 from bstar.wire.messages import ErrorCode, Ready, Request, StaleEpoch
 from bstar.wire.native_broker import NativeAsker

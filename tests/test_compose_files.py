@@ -12,7 +12,7 @@ import yaml
 
 from bstar.settings import Settings, load
 from bstar.settings.relations import pair_problems
-from bstar_broker.memory import bytes_needed
+from bstar_broker.bounds.memory import bytes_needed
 
 ROOT = Path(__file__).parents[1]
 FILES = ("docker-compose.yml", "docker-compose.chaos.yml", "docker-compose.arbiter.yml")

@@ -1,6 +1,6 @@
 """When a connection is dead: decided without sockets."""
 
-from bstar_broker.connections import LIMIT_S, Acknowledgements
+from bstar_broker.bounds.connections import LIMIT_S, Acknowledgements
 
 
 def looks(*, heard: bool, unacked: int = 1, retransmits: int = 3, idle_s: float = 0.0) -> list[bool]:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from bstar.reactor import Reactor
+from bstar.net.reactor import Reactor
 from bstar.settings.sample import sample_settings
-from bstar_broker import control
+from bstar_broker.operate import control
 from bstar_cli.node_control import NobodyError, control_of
 
 pytestmark = pytest.mark.loopback

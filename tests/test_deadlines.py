@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bstar.deadlines import Deadlines
+from bstar.base.deadlines import Deadlines
 
 STEPS = st.lists(
     st.one_of(

@@ -12,7 +12,7 @@ import pytest
 
 from bstar.errors import ConfigurationError, LocalProtocolError, OutcomeUnknownError
 from bstar_client import ReplyMemory, ReplyStore
-from bstar_client.reply_file import ReplyFile
+from bstar_client.workers.reply_file import ReplyFile
 
 WAIT_S = 30.0
 ONE, TWO = b"1" * 24, b"2" * 24
@@ -105,7 +105,7 @@ def test_a_memory_that_keeps_nothing_is_a_mistake(options: dict[str, int]) -> No
 
 _BEGIN_AND_WAIT = """
 import sys
-from bstar_client.reply_file import ReplyFile
+from bstar_client.workers.reply_file import ReplyFile
 store = ReplyFile(sys.argv[1])
 assert store.begin(b"1" * 24, [b"a"], None) is None
 print("begun", flush=True)

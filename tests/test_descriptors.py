@@ -15,8 +15,8 @@ import pytest
 import zmq
 
 from bstar import Reactor
-from bstar.descriptors import RESERVE
-from bstar.listener import Listener
+from bstar.net.descriptors import RESERVE
+from bstar.net.listener import Listener
 from bstar_testing import LoopbackHost
 from bstar_testing.nodes import COMMAND
 from support.brokers import Broker, BrokerPair, Profile, Timing, lone_broker

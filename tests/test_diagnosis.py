@@ -14,8 +14,8 @@ import pytest
 from bstar.fleet import Fleet
 from bstar_broker.core.snapshot import Finding, HttpState, QuorumState, SecurityState
 from bstar_cli.diagnosis import Reason, Seen, Verdict, judge, judge_all, judge_strays, strays
+from bstar_client.calls.status import NodeReport
 from bstar_client.core.nodes import UNTRUSTED
-from bstar_client.status import NodeReport
 from support.node_states import disk_state, node_state, service_state, store_state
 
 A, B = "tcp://a:5001", "tcp://b:5002"

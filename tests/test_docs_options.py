@@ -19,8 +19,8 @@ from bstar_client import (
     Task,
     Worker,
 )
-from bstar_client.reply_file import ReplyFile
 from bstar_client.sync.durable import DurableCalls
+from bstar_client.workers.reply_file import ReplyFile
 
 PAGE = (Path(__file__).parents[1] / "docs" / "clients.md").read_text()
 # Not for programs: the tests' own time.

@@ -19,7 +19,7 @@ from bstar.errors import BstarError, ClosedError, LocalProtocolError, OutcomeUnk
 from bstar.wire.messages import Request
 from bstar_client import Disconnected, Event, HAClient, Reply
 from bstar_client.core.calls import Outcome
-from bstar_client.link import Link
+from bstar_client.links.link import Link
 from bstar_client.sync import client_loop as driving
 from support.scripted import WAIT_S, ScriptedBroker, echo, final, partial
 

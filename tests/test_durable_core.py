@@ -12,7 +12,7 @@ from bstar.wire.durable import Cause, Fetch, Missed, Repeat, Schedule, Service, 
 from bstar.wire.messages import ErrorCode
 from bstar_broker.core import Output
 from bstar_broker.core.admission import REQUEST_BYTES
-from bstar_broker.operations import Operations
+from bstar_broker.operate.operations import Operations
 from bstar_broker.store.core import durable as durable_store
 from bstar_broker.store.core import runner
 from bstar_broker.store.core.desk import ENTRY_OCTETS_MAX

@@ -20,9 +20,16 @@ from bstar.wire import durable
 from bstar.wire.durable import Cause, Fetch, Listing, Receipt, Standing, State, Submit
 from bstar.wire.extensions import headers_extensions, headers_of
 from bstar_client import Reply, RequestStatus, Result, RetryPolicy, Task
-from bstar_client.durable import schedule_frame, submit_frame, submit_frames
-from bstar_client.durable_answers import Pages, Polls, read_receipt, read_schedule_receipt, read_status, to_id
-from bstar_client.requests import extensions_of
+from bstar_client.calls.durable import schedule_frame, submit_frame, submit_frames
+from bstar_client.calls.durable_answers import (
+    Pages,
+    Polls,
+    read_receipt,
+    read_schedule_receipt,
+    read_status,
+    to_id,
+)
+from bstar_client.calls.requests import extensions_of
 
 ID = "00112233445566778899aabbccddeeff"
 KEY = bytes.fromhex(ID)

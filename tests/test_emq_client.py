@@ -22,8 +22,8 @@ from bstar.errors import (
 from bstar.security import Security, ServerSecurity, new_key
 from bstar.wire import emq
 from bstar.wire.emq_jobs import decode_job
-from bstar_client.core.emq_calls import CallSettings
-from bstar_client.core.emq_manager import ManagerSettings
+from bstar_client.core.emq.calls import CallSettings
+from bstar_client.core.emq.manager import ManagerSettings
 from bstar_client.emq import EmqClient, EmqJobManager, EmqPublisher, EmqPubSub, Headers, Job, ask_router
 from bstar_testing import wait_until
 from support.emq_admin import admin_socket

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bstar.wire import emq
-from bstar_client.core.emq_calls import CallOutput, CallSettings, EmqCalls, Failed, Pending, Result, Sent
-from bstar_client.core.emq_manager import Close, Open, Send
+from bstar_client.core.emq.calls import CallOutput, CallSettings, EmqCalls, Failed, Pending, Result, Sent
+from bstar_client.core.emq.manager import Close, Open, Send
 
 FRAMES = [b"frames"]
 RESULT = b'{"value": 1}'

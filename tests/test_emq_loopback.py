@@ -18,7 +18,7 @@ import zmq
 
 from bstar.wire import emq
 from bstar.wire.emq_jobs import Headers, Job, decode_job, decode_report, decode_result, encode_job
-from bstar_client.core.emq_manager import ManagerSettings
+from bstar_client.core.emq.manager import ManagerSettings
 from bstar_client.emq import EmqJobManager
 from bstar_testing import Pair, wait_until
 from support.emq import result

@@ -18,7 +18,7 @@ import pytest
 from bstar.errors import ConfigurationError
 from bstar.wire import emq
 from bstar.wire.emq_jobs import NO_HEADERS, Headers, Job, decode_result, encode_job
-from bstar_client.core.emq_manager import ManagerSettings
+from bstar_client.core.emq.manager import ManagerSettings
 from bstar_client.emq import EmqJobManager, processes
 from bstar_client.emq.child import run_job
 from bstar_testing import wait_until

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bstar.wire import emq
 from bstar.wire.emq_jobs import decode_result
-from bstar_client.core.emq_manager import (
+from bstar_client.core.emq.manager import (
     WAITING_MAX,
     Close,
     ManagerSession,

@@ -16,10 +16,11 @@ import zmq
 
 from bstar.errors import NoActiveNodeError
 from bstar.security import Security, new_key
-from bstar_client import AsyncHAClient, AsyncWorker, HAClient, Request, Worker, endpoint_probe, node_states
-from bstar_client.core import node_sessions
-from bstar_client.endpoint_probe import explain, look
-from bstar_client.failures import warn_unregistered
+from bstar_client import AsyncHAClient, AsyncWorker, HAClient, Request, Worker, node_states
+from bstar_client.core.worker import node_sessions
+from bstar_client.links import endpoint_probe
+from bstar_client.links.endpoint_probe import explain, look
+from bstar_client.workers.failures import warn_unregistered
 from support.brokers import lone_broker
 from support.scripted import WAIT_S
 

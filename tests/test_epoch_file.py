@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from bstar.epoch_file import EpochFile, EpochKeeper
 from bstar.errors import ConfigurationError
+from bstar.pair.epoch_file import EpochFile, EpochKeeper
 from bstar.wire.epochs import EPOCH_MAX
 
 
@@ -80,7 +80,7 @@ def test_a_file_system_without_locks_is_used_with_a_warning(
     def fails(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("bstar.whole_file.fcntl.flock", fails)
+    monkeypatch.setattr("bstar.host.whole_file.fcntl.flock", fails)
     file.save(7)
     assert EpochKeeper(file).open() == 7
     assert "cannot be locked: [Errno" in caplog.text

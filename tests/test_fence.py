@@ -3,7 +3,7 @@
 import pytest
 
 from bstar.wire.epochs import EPOCH_STEP_MAX
-from bstar_client.core.fence import Fence, Moved
+from bstar_client.core.worker.fence import Fence, Moved
 
 EXPIRY_S = 1.0
 

@@ -25,7 +25,7 @@ from bstar_broker.core.findings import (
 from bstar_broker.core.snapshot import Finding, HttpState, JournalState, NodeState, QuorumState, SecurityState
 from bstar_cli import exits
 from bstar_cli.diagnosis import Reason, Seen, find_troubles, judge
-from bstar_client.status import NodeReport
+from bstar_client.calls.status import NodeReport
 from support.node_states import disk_state, node_state, service_state, store_state
 
 ROOT = Path(__file__).parents[1]
@@ -313,7 +313,7 @@ def test_status_loads_nothing_that_it_does_not_need() -> None:
     assert "bstar_cli.status" in loaded
     assert not loaded & {
         "asyncio",
-        "bstar.http_endpoint",
+        "bstar.net.http_endpoint",
         "bstar.settings",
         "bstar_broker.core.node",
         "ssl",

@@ -23,7 +23,7 @@ from bstar_client import (
     Worker,
 )
 from bstar_client import Security as Exported
-from bstar_client.reply_file import ReplyFile as Original
+from bstar_client.workers.reply_file import ReplyFile as Original
 
 A, B, C, D = (f"tcp://127.0.0.1:{port}" for port in (1, 2, 3, 4))
 SECRET = {"token": "s3cret"}

@@ -14,11 +14,11 @@ from bstar.fleet import Endpoints, Fleet
 from bstar.wire import native, native_broker
 from bstar.wire.messages import NEVER_MS, NodeStatus
 from bstar.wire.native_broker import NativeAsker
-from bstar_client.client import Client
+from bstar_client.calls.client import Client
+from bstar_client.calls.requests import DEFAULT
 from bstar_client.core.calls import Ask, Call
 from bstar_client.core.events import FailedOver
 from bstar_client.core.fleet_session import FleetSession
-from bstar_client.requests import DEFAULT
 from bstar_client.sync.worker import Worker
 from support.client_outputs import ClientOutputs
 

@@ -12,7 +12,7 @@ from bstar_broker.core import BrokerSettings
 from bstar_broker.core.fronted import FrontedNode
 from bstar_broker.core.outputs import FrontSend, Output, Send
 from bstar_broker.core.snapshot import FrontState
-from bstar_broker.service_operations import (
+from bstar_broker.operate.service_operations import (
     PAUSE_SERVICE,
     PURGE_SERVICE,
     RESUME_SERVICE,

@@ -14,7 +14,7 @@ from bstar.errors import NoActiveNodeError
 from bstar.security import Security, new_key
 from bstar.wire import pirate
 from bstar.wire.emq_jobs import Job
-from bstar_client.core.emq_manager import ManagerSettings
+from bstar_client.core.emq.manager import ManagerSettings
 from bstar_client.emq import EmqClient, EmqJobManager
 from bstar_testing import Pair
 from support.pirate_sockets import LazyPirate, ParanoidWorkerThread, secure

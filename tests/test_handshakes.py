@@ -10,8 +10,9 @@ import pytest
 import zmq
 
 from bstar import Reactor
-from bstar.connections import ListenerFilter, network_of
-from bstar.handshakes import (
+from bstar.base.token_bucket import TokenBucket
+from bstar.net.connections import ListenerFilter, network_of
+from bstar.net.handshakes import (
     ALL_BURST,
     HANDSHAKE_S_MAX,
     HELD_S_MAX,
@@ -20,8 +21,7 @@ from bstar.handshakes import (
     NETWORK_UNDER_WAY,
     HandshakeBudget,
 )
-from bstar.listener import Listener
-from bstar.token_bucket import TokenBucket
+from bstar.net.listener import Listener
 from support.waiting import LIMIT_S
 
 HERE, THERE = b"\x0a\0\0\1", b"\x0a\0\0\2"
@@ -236,7 +236,7 @@ def test_everybody_is_held_off_until_the_last_who_wanted_it_gives_in(listener: t
 def test_a_listener_holds_an_address_off_that_only_connects(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bstar.handshakes.NETWORK_BURST", 100)
+    monkeypatch.setattr("bstar.net.handshakes.NETWORK_BURST", 100)
     with zmq.Context() as context, Reactor() as reactor, context.socket(zmq.ROUTER) as router:
         _, router.curve_secretkey = zmq.curve_keypair()
         router.curve_server, router.linger = True, 0

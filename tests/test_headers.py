@@ -25,8 +25,8 @@ from bstar.wire.limits import HEADER_NAME_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_
 from bstar.wire.messages import ErrorCode
 from bstar.wire.native_broker import CODEC
 from bstar_client import Ask, AsyncHAClient, AsyncWorker, HAClient, Request, Worker
-from bstar_client.core.worker_jobs import WorkerLimits
-from bstar_client.core.worker_outputs import Begin
+from bstar_client.core.worker.jobs import WorkerLimits
+from bstar_client.core.worker.outputs import Begin
 from bstar_testing import Pair, pair
 from support.client_desk import ACTIVE, PASSIVE, Desk, status
 from support.desk import CLIENT_ID, heard, ident
@@ -283,7 +283,7 @@ def test_a_worker_of_plain_mdp_gets_the_body_alone(served: Pair) -> None:
 def test_a_request_with_malformed_headers_is_rejected_and_was_not_executed(
     served: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bstar_client.requests.headers_extensions", lambda given: one(b"a b"))
+    monkeypatch.setattr("bstar_client.calls.requests.headers_extensions", lambda given: one(b"a b"))
     with HAClient(served.endpoints, timeout=60) as client:
         with pytest.raises(RejectedError, match="headers are malformed"):
             client.request("told", b"x", headers=TENANT)

@@ -22,7 +22,7 @@ LINES_OF_A_FUNCTION_MAX = 60
 # Each exception and its reason. The key is a module and its function.
 EXCEPTIONS = {
     "bstar.settings.relations:node_problems": "one `if` for each relation of two keys",
-    "bstar_client.worker:BaseWorker.__init__": "a public constructor: keyword options and their meaning",
+    "bstar_client.workers.worker:BaseWorker.__init__": "a public constructor: keyword options",
 }
 
 

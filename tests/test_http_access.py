@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bstar.errors import ConfigurationError
-from bstar.http_access import SECRETS_MAX, Credentials, HttpAccess, read_credentials
+from bstar.net.http_access import SECRETS_MAX, Credentials, HttpAccess, read_credentials
 from bstar.security.files import WatchedFiles
 from bstar.settings import Http
 

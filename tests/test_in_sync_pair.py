@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bstar.arbiter import ArbiterServer
-from bstar.in_sync_file import InSyncFile
+from bstar.pair.arbiter import ArbiterServer
+from bstar.pair.in_sync_file import InSyncFile
 from bstar.wire.arbiter import Question, SetClaim, decode_answer
 from bstar_broker.core.snapshot import NodeState
 from bstar_cli import exits
@@ -111,7 +111,7 @@ def test_a_set_that_cannot_be_stored_is_not_granted(tmp_path: Path, monkeypatch:
         with ArbiterServer(endpoint, None, InSyncFile(tmp_path)) as server:
             monkeypatch.setattr(server, "_send", sent.append)
             with monkeypatch.context() as patch:
-                patch.setattr("bstar.in_sync_file.write_whole", fail)
+                patch.setattr("bstar.pair.in_sync_file.write_whole", fail)
                 ask(1)
                 ask(2)
             assert sent == []

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from bstar.errors import ConfigurationError
-from bstar.in_sync_file import InSyncFile
+from bstar.pair.in_sync_file import InSyncFile
 from bstar.star.arbiter import Reply, TableFull
 from bstar.star.in_sync import InSyncSet, InSyncSets, KeepSets
 from bstar.wire.arbiter import (
@@ -164,7 +164,7 @@ def test_what_cannot_be_stored_is_not_granted(tmp_path: Path, monkeypatch: pytes
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("bstar.in_sync_file.write_whole", fails)
+        patch.setattr("bstar.pair.in_sync_file.write_whole", fails)
         assert not file.keep({})
     assert file.keep({})
     assert msgspec.json.decode((tmp_path / "in-sync.json").read_bytes()) == {}

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import pytest
 import zmq
 
-from bstar.io_threads import THREADS_MAX, keep_apart, new_context
+from bstar.net.io_threads import THREADS_MAX, keep_apart, new_context
 from bstar_client import LinkSettings
-from bstar_client.links import Links
+from bstar_client.links.links import Links
 
 pytestmark = pytest.mark.loopback
 

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bstar import records
+from bstar.base.sampling import EVERYTHING, is_sampled, limit_of
 from bstar.errors import ConfigurationError
 from bstar.journal import Journal, JournalOptions, SegmentName
 from bstar.journal.clocks import Anchor
@@ -33,7 +34,6 @@ from bstar.records import (
     Started,
     Stopped,
 )
-from bstar.sampling import EVERYTHING, is_sampled, limit_of
 
 BOOT = "0123456789abcdef" * 2
 CLIENT = "c1" * 16

@@ -7,9 +7,9 @@ from bstar.wire.messages import NodeStatus
 from bstar_broker.core import Notice
 from bstar_broker.core.management import broker_state, worker_state
 from bstar_client.core.outputs import Send
-from bstar_client.core.worker_dialects import Mdp02Worker, NativeWorker, WorkerDialect
-from bstar_client.core.worker_outputs import Begin, KeepAlive, Late, Lost, WorkerOutput
-from bstar_client.core.worker_session import WorkerCore
+from bstar_client.core.worker.dialects import Mdp02Worker, NativeWorker, WorkerDialect
+from bstar_client.core.worker.outputs import Begin, KeepAlive, Late, Lost, WorkerOutput
+from bstar_client.core.worker.session import WorkerCore
 from support.desk import Desk, heard, ident
 from support.work import asked
 

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from bstar import sockets, wire
+from bstar import wire
 from bstar.errors import RemoteProtocolError
-from bstar.reactor import DRAIN_S_MAX, Reactor
+from bstar.net import sockets
+from bstar.net.reactor import DRAIN_S_MAX, Reactor
+from bstar.net.sockets import VIEW_BYTES_MIN
 from bstar.settings import Settings, from_mapping
-from bstar.sockets import VIEW_BYTES_MIN
 from bstar.wire import native, native_broker
 from bstar_broker.core import Node, Output
 from bstar_broker.core.admission import is_same_body

@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from bstar_client import Request
-from bstar_client.core.worker_dialects import Job
+from bstar_client.core.worker.dialects import Job
+from bstar_client.links.wakeup import WakeUp
 from bstar_client.sync import executor as executor_module
 from bstar_client.sync.executor import Executor
 from bstar_client.sync.leader import Leadership
 from bstar_client.sync.mailboxes import Outbox
 from bstar_client.sync.policy import Policy
 from bstar_client.sync.worker import Worker
-from bstar_client.wakeup import WakeUp
 
 WAIT_S = 30.0
 LONG_AGO, NOT_YET = float("-inf"), float("inf")

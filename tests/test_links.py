@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from bstar_client.links import AnyPoll, Links, timeout_ms
-from bstar_client.settings import LinkSettings
-from bstar_client.wakeup import WakeUp
+from bstar_client.arguments.settings import LinkSettings
+from bstar_client.links.links import AnyPoll, Links, timeout_ms
+from bstar_client.links.wakeup import WakeUp
 
 pytestmark = pytest.mark.loopback
 
@@ -269,7 +269,7 @@ def test_a_deadline_that_has_passed_is_no_wait_whatever_it_is(due: float | None,
 
 
 def test_a_system_without_epoll(server: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bstar_client.links._new_poll", AnyPoll)
+    monkeypatch.setattr("bstar_client.links.links._new_poll", AnyPoll)
     links = links_to(server)
     links.open_all()
     connect(links)

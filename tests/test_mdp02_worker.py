@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from bstar_client.core.outputs import Send
-from bstar_client.core.worker_dialects import Job, Mdp02Worker
-from bstar_client.core.worker_jobs import WorkerLimits
-from bstar_client.core.worker_outputs import Begin, Close, Ended, Lost, Open, Registered, WorkerOutput
-from bstar_client.core.worker_session import WorkerCore
+from bstar_client.core.worker.dialects import Job, Mdp02Worker
+from bstar_client.core.worker.jobs import WorkerLimits
+from bstar_client.core.worker.outputs import Begin, Close, Ended, Lost, Open, Registered, WorkerOutput
+from bstar_client.core.worker.session import WorkerCore
 
 READY = [b"MDPW02", b"\x01", b"echo"]
 HEARTBEAT = [b"MDPW02", b"\x05"]

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import zmq
 
-from bstar import sockets
-from bstar.memory import RESERVE, Memory, MemoryLimit, give_back
+from bstar.host.memory import RESERVE, Memory, MemoryLimit, give_back
+from bstar.net import sockets
 from bstar.settings import Settings, from_mapping
 from bstar.wire import native
+from bstar_broker.bounds.memory import MemoryWatch, bytes_needed
 from bstar_broker.core import Node, Output
 from bstar_broker.core.admission import REQUEST_BYTES
-from bstar_broker.memory import MemoryWatch, bytes_needed
 from bstar_broker.server import BrokerServer
 from bstar_client import BusyError, CallTimeoutError, HAClient
 from bstar_testing import LoopbackHost, Pair
@@ -122,7 +122,7 @@ def test_a_look_opens_no_file_that_was_read_before(tmp_path: Path, monkeypatch: 
         def refuse(*_: object, **__: object) -> int:
             raise AssertionError("opened again")
 
-        monkeypatch.setattr("bstar.memory.os.open", refuse)
+        monkeypatch.setattr("bstar.host.memory.os.open", refuse)
         assert memory.left() == first == int(100 * MIB * (1 - RESERVE)) - 30 * MIB
 
 

@@ -22,7 +22,7 @@ from bstar_broker.core.snapshot import (
     SecurityState,
 )
 from bstar_broker.fronts.ppp.machine import EVENTS
-from bstar_broker.metrics import SERVICES_MAX, NodeCollector, make_registry
+from bstar_broker.operate.metrics import SERVICES_MAX, NodeCollector, make_registry
 from support.node_states import disk_state, node_state, service_state, store_state
 from support.pirates import Harbour
 

@@ -6,8 +6,8 @@ from typing import cast
 
 import zmq
 
-from bstar.listener import Follower, Listener
-from bstar.origins import Origins
+from bstar.net.listener import Follower, Listener
+from bstar.net.origins import Origins
 
 DOMAIN = b"clients"
 

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from bstar.pair_shell import FIRST_S, REMIND_S, PairLog
+from bstar.pair.shell import FIRST_S, REMIND_S, PairLog
 from bstar.star import (
     Activated,
     ArbiterAnswer,

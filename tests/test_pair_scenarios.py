@@ -17,7 +17,7 @@ import pytest
 
 from bstar.settings import RoleName
 from bstar_client import FailedOver, HAClient, NoActiveNodeError
-from bstar_client.status import node_states
+from bstar_client.calls.status import node_states
 from bstar_testing import wait_until
 from support.brokers import Broker, BrokerPair, Profile
 from support.pairs import NEVER, PATIENT, SERVICE, Answered, Load, Pair, new_pair, standing_pair

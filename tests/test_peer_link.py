@@ -16,9 +16,9 @@ import pytest
 import zmq
 
 from bstar import Reactor
-from bstar.endpoints import parse_endpoint
-from bstar.peer_link import PeerLink
-from bstar.refusal import RefusalProbe
+from bstar.base.endpoints import parse_endpoint
+from bstar.pair.peer_link import PeerLink
+from bstar.pair.refusal import RefusalProbe
 from bstar.wire.peer import TOPIC
 from support.waiting import LIMIT_S, Socket, receive_until
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bstar.printable import address_text, printable
+from bstar.base.printable import address_text, printable
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import zmq
 
-from bstar.agenda import LAG_BOUNDS_S, Lag
 from bstar.errors import ClosedError
-from bstar.reactor import Reactor
+from bstar.net.agenda import LAG_BOUNDS_S, Lag
+from bstar.net.reactor import Reactor
 
 LIMIT_S = 30.0
 
@@ -362,7 +362,7 @@ def test_a_source_removed_in_the_same_turn_is_not_served(context: zmq.Context[zm
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Callable[[Reactor], object]:
     """Makes a reactor fail that waits for a message which is there; it looks up for no other reason."""
-    monkeypatch.setattr("bstar.reactor._SLEEP_MAX_S", 10 * LIMIT_S)
+    monkeypatch.setattr("bstar.net.reactor._SLEEP_MAX_S", 10 * LIMIT_S)
     return lambda reactor: reactor.call_at(
         reactor.now() + LIMIT_S, lambda now: pytest.fail("a message was not found")
     )

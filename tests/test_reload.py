@@ -8,7 +8,7 @@ import pytest
 from bstar.settings import Settings, sample_settings
 from bstar.settings.fields import FIELDS
 from bstar_broker.core.settings import RELOADABLE, BrokerSettings
-from bstar_broker.reload import RELOADED_KEYS, reload
+from bstar_broker.operate.reload import RELOADED_KEYS, reload
 
 
 def changed(path: str, value: object) -> Settings:

@@ -14,7 +14,7 @@ from bstar.star import Role, StarMachine, StarSettings, State, StateChanged, Tic
 from bstar.star.rules import Event, PeerMessage
 from bstar.wire.peer import PeerState
 from bstar_broker.core.parting import Switchover
-from bstar_broker.role_history import CHANGES_MAX, LATEST_MAX, RoleHistory, history_path, read_history
+from bstar_broker.operate.role_history import CHANGES_MAX, LATEST_MAX, RoleHistory, history_path, read_history
 from bstar_cli import exits
 from bstar_cli.history import history_table
 from bstar_cli.main import main

@@ -11,7 +11,7 @@ import pytest
 from bstar.errors import ConfigurationError
 from bstar.settings import Hooks, Settings, sample_settings
 from bstar.star import Event, State, StateChanged
-from bstar_broker.role_hook import RoleHook
+from bstar_broker.operate.role_hook import RoleHook
 from bstar_testing.processes import wait_until
 
 pytestmark = pytest.mark.loopback

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from bstar.curve import NodeSecurity
 from bstar.errors import ConfigurationError
+from bstar.net.curve import NodeSecurity
 from bstar.security import KeyPair, Principal, Principals, Quota, Security, new_key, read_key, read_public_key
 from bstar.security.connector import Connector
 from bstar.security.keys import write_key

@@ -11,7 +11,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from bstar.settings import Settings, from_mapping
 from bstar_broker import server as server_module
-from bstar_broker.connections import HAS_TCP_INFO
+from bstar_broker.bounds.connections import HAS_TCP_INFO
 from bstar_broker.core import Dispatch, Output, Send
 from bstar_broker.server import BrokerServer
 from bstar_testing import LoopbackHost

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bstar.errors import ConfigurationError
-from bstar.service_manager import ServiceManager
+from bstar.host.service_manager import ServiceManager
 from bstar_cli.systemd import Kind, unit
 from bstar_testing import Pair
 from bstar_testing.nodes import COMMAND

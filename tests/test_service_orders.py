@@ -17,7 +17,7 @@ from bstar_broker.core.mailbox import STORE
 from bstar_broker.core.management import broker_state
 from bstar_broker.core.records import ServiceRecord
 from bstar_broker.journal.node_journal import NodeJournal
-from bstar_broker.service_operations import (
+from bstar_broker.operate.service_operations import (
     PAUSE_SERVICE,
     PURGE_SERVICE,
     RESUME_SERVICE,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from bstar.endpoints import parse_endpoint, parse_http_bind
+from bstar.base.endpoints import parse_endpoint, parse_http_bind
 from bstar.errors import ConfigurationError
 from bstar.settings import (
     PROFILES,

@@ -17,8 +17,8 @@ from bstar.star.cut_off import LONE_PATIENCE, PATIENCE, SETTLING
 from bstar.wire import native_broker
 from bstar_broker.core.endings import Endings
 from bstar_broker.core.records import Accepted
-from bstar_client.core.reply_reader import ReplyReader
-from bstar_client.core.worker_session import WorkerCore
+from bstar_client.core.native.reply_reader import ReplyReader
+from bstar_client.core.worker.session import WorkerCore
 from sim.__main__ import main
 from sim.checks import Violation
 from sim.client import Load
@@ -221,7 +221,7 @@ def test_a_build_whose_workers_obey_any_epoch_is_caught(monkeypatch: pytest.Monk
 def test_a_build_whose_workers_never_follow_a_pair_below_what_a_liar_made_of_it_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bstar_client.core.fence.EPOCH_STEP_MAX", 2**64)
+    monkeypatch.setattr("bstar_client.core.worker.fence.EPOCH_STEP_MAX", 2**64)
     assert play(setup_of(16, pirates=False, emq=False)).rule == "f"
 
 

@@ -12,7 +12,7 @@ from bstar.wire import emq
 from bstar_broker.fronts.emq.lanes import Manager
 from bstar_broker.fronts.emq.managers import Managers
 from bstar_client.core.calls import Reply
-from bstar_client.core.worker_dialects import Job
+from bstar_client.core.worker.dialects import Job
 from sim.checks import Checks
 from sim.client import Issued
 from sim.emq import SimManager

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import zmq
 
-from bstar import arbiter as arbiter_server
-from bstar.arbiter import ArbiterServer
-from bstar.pair_shell import PairShell
+from bstar.pair import arbiter as arbiter_server
+from bstar.pair.arbiter import ArbiterServer
+from bstar.pair.shell import PairShell
 from bstar.star import (
     Ignored,
     LinkLost,

@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from bstar import Reactor, Role, State
-from bstar.state_publisher import StatePublisher
+from bstar.pair.state_publisher import StatePublisher
 from bstar.wire.peer import HEADER, TOPIC, TOPICS_HEARD, PeerState
 from support.brokers import Profile, broker_pair
 from support.pairs import PATIENT

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from bstar import http_server
 from bstar.errors import ClosedError, ConfigurationError
+from bstar.net import http_server
 from bstar.settings import Http
-from bstar_broker import status
-from bstar_broker.status import StatusServer
+from bstar_broker.operate import status
+from bstar_broker.operate.status import StatusServer
 from support.node_states import node_state, service_state
 from support.status_site import FakeNode, Site, WaitingNode, running
 

@@ -21,11 +21,11 @@ from typing import NamedTuple
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from bstar import http_server
 from bstar.errors import ConfigurationError
-from bstar.http_access import read_tls
+from bstar.net import http_server
+from bstar.net.http_access import read_tls
 from bstar.settings import Http, from_mapping
-from bstar_broker import status
+from bstar_broker.operate import status
 from bstar_broker.server import BrokerServer
 from bstar_testing import LoopbackHost
 from bstar_testing.processes import wait_until

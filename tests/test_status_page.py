@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bstar import http_server
+from bstar.net import http_server
 from bstar.records.role import RoleChange
 from bstar.settings import Http
-from bstar_broker import page, status
 from bstar_broker.core.snapshot import PeerChange
+from bstar_broker.operate import page, status
 from support.busy_node import BusyNode, busy_state
 from support.chromium import chromium
 from support.node_states import node_state, service_state

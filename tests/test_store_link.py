@@ -10,9 +10,9 @@ import pytest
 import zmq
 
 from bstar import Reactor
-from bstar.connections import hang_up
-from bstar.curve import Gate, NodeSecurity
 from bstar.errors import ConfigurationError
+from bstar.net.connections import hang_up
+from bstar.net.curve import Gate, NodeSecurity
 from bstar.security import KeyPair, new_key
 from bstar.security.keys import write_key
 from bstar.settings.principals import LIST_HEAD, entry_line

@@ -30,7 +30,7 @@ from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Node, Output, Send
 from bstar_broker.core.readiness import why_role_stays
 from bstar_broker.core.snapshot import NodeState, ShellState, Standing
-from bstar_broker.operations import (
+from bstar_broker.operate.operations import (
     DRAIN,
     DRAINED,
     REJOIN,

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bstar.pair_shell import PauseFile
+from bstar.pair.shell import PauseFile
 from bstar.star import (
     ArbiterAnswer,
     PauseKept,

@@ -12,10 +12,10 @@ import pytest
 from bstar.errors import BusyError, CallError, CallTimeoutError, NoActiveNodeError
 from bstar.wire import durable, native
 from bstar_client import AsyncHAClient, HAClient, Request, Worker
+from bstar_client.calls.durable import Task, schedule_frame, submit_frame
+from bstar_client.calls.durable_answers import fetch_frame
 from bstar_client.core.call_errors import expired, overdue, too_late
 from bstar_client.core.calls import Call
-from bstar_client.durable import Task, schedule_frame, submit_frame
-from bstar_client.durable_answers import fetch_frame
 from support.brokers import lone_broker
 from support.desk import Desk, ident
 from support.scripted import WAIT_S

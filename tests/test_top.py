@@ -16,7 +16,7 @@ from bstar_cli.diagnosis import Seen
 from bstar_cli.main import main
 from bstar_cli.terminal import print_tables
 from bstar_cli.top import Sample, SortBy, rows, tables
-from bstar_client.status import NodeReport
+from bstar_client.calls.status import NodeReport
 from bstar_testing import LoopbackHost
 from support.node_states import node_state, service_state
 

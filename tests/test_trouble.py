@@ -12,7 +12,7 @@ import pytest
 from bstar_cli import exits
 from bstar_cli.diagnosis import Reason, Seen, find_troubles, judge, judge_services
 from bstar_cli.trouble import Sign, Trouble
-from bstar_client.status import NodeReport
+from bstar_client.calls.status import NodeReport
 from support.node_states import node_state, service_state
 
 ROOT = Path(__file__).parents[1]

@@ -5,8 +5,8 @@ import zmq
 
 from bstar.wire import native
 from bstar.wire.messages import ErrorCode
+from bstar_broker.bounds.unread import Unread
 from bstar_broker.core.snapshot import NodeState
-from bstar_broker.unread import Unread
 from bstar_testing.processes import wait_until
 from support.desk import Desk, heard, ident, sent
 from support.pairs import NEVER, standing_pair

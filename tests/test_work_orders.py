@@ -23,7 +23,7 @@ from bstar_broker.core.outputs import Send
 from bstar_broker.core.records import Accepted, WorkerRecord, peer_label
 from bstar_broker.core.snapshot import RequestState
 from bstar_broker.journal.node_journal import NodeJournal
-from bstar_broker.work_operations import (
+from bstar_broker.operate.work_operations import (
     CANCEL_REQUEST,
     DRAIN_WORKER,
     LIST_REQUESTS,

@@ -15,9 +15,9 @@ from bstar.wire.batches import final_rows, pack_requests
 from bstar.wire.limits import TEXT_BYTES_MAX
 from bstar.wire.messages import ErrorCode, NodeStatus, Reason
 from bstar_client.core.outputs import Send
-from bstar_client.core.worker_dialects import Job, NativeWorker, WorkerDialect
-from bstar_client.core.worker_jobs import WorkerLimits
-from bstar_client.core.worker_outputs import (
+from bstar_client.core.worker.dialects import Job, NativeWorker, WorkerDialect
+from bstar_client.core.worker.jobs import WorkerLimits
+from bstar_client.core.worker.outputs import (
     Abandon,
     Begin,
     Close,
@@ -28,7 +28,7 @@ from bstar_client.core.worker_outputs import (
     Unregistered,
     WorkerOutput,
 )
-from bstar_client.core.worker_session import WorkerCore
+from bstar_client.core.worker.session import WorkerCore
 from support.work import asked
 
 ENDPOINTS = ("tcp://primary", "tcp://backup")

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bstar.wire import native, native_broker
-from bstar_client.core.lanes import Lanes
-from bstar_client.core.worker_dialects import Job, NativeWorker
-from bstar_client.core.worker_jobs import WorkerLimits
-from bstar_client.core.worker_outputs import Begin
-from bstar_client.core.worker_session import WorkerCore
+from bstar_client.core.worker.dialects import Job, NativeWorker
+from bstar_client.core.worker.jobs import WorkerLimits
+from bstar_client.core.worker.lanes import Lanes
+from bstar_client.core.worker.outputs import Begin
+from bstar_client.core.worker.session import WorkerCore
 from bstar_client.sync.mailboxes import Inbox, Word
 from support.work import asked
 

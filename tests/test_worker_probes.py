@@ -16,15 +16,15 @@ import pytest
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from bstar.arbiter import ArbiterServer
 from bstar.errors import ConfigurationError
-from bstar.http_endpoint import HttpPlace
+from bstar.net.http_endpoint import HttpPlace
+from bstar.pair.arbiter import ArbiterServer
 from bstar_cli import exits
 from bstar_cli.main import main
 from bstar_client import AsyncWorker, HAClient, HandlerError, Request, Worker, WorkerHooks, metrics
 from bstar_client.core.events import Connected, FailedOver
 from bstar_client.core.figures import ClientFigures
-from bstar_client.core.handler_times import BOUNDS_S, HandlerTimes
+from bstar_client.core.worker.handler_times import BOUNDS_S, HandlerTimes
 from bstar_testing import wait_until
 from support.brokers import Broker
 from support.waiting import LIMIT_S

@@ -18,7 +18,7 @@ from bstar.security import Security, new_key
 from bstar.wire import native, native_broker
 from bstar.wire.messages import Disconnect, ErrorCode, Failure, Final, Heartbeat, Partial, Ready
 from bstar_client import HAClient, Request, Worker, WorkerHooks
-from bstar_client.core.worker_outputs import Lost, Registered
+from bstar_client.core.worker.outputs import Lost, Registered
 from bstar_testing import wait_until
 from support.brokers import lone_broker
 from support.scripted import WAIT_S, ScriptedBroker

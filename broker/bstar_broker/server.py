@@ -19,24 +19,25 @@ import zmq
 
 import bstar
 from bstar import star
-from bstar.closing import Closing
-from bstar.curve import Gate, NodeSecurity
-from bstar.epoch_file import EpochFile, EpochKeeper
+from bstar.base.closing import Closing
+from bstar.base.printable import address_text
 from bstar.errors import ConfigurationError, PairError
-from bstar.io_threads import keep_apart, new_context
-from bstar.listener import Listener
-from bstar.memory import Memory
-from bstar.pair_shell import PairLinks, PairShell
-from bstar.printable import address_text
-from bstar.reactor import Reactor
+from bstar.host.memory import Memory
+from bstar.net.curve import Gate, NodeSecurity
+from bstar.net.io_threads import keep_apart, new_context
+from bstar.net.listener import Listener
+from bstar.net.reactor import Reactor
+from bstar.net.sockets import NoMemoryError, new_router, receive_bodies, send, set_up_listener
+from bstar.net.zap_socket import serve
+from bstar.pair.epoch_file import EpochFile, EpochKeeper
+from bstar.pair.shell import PairLinks, PairShell
 from bstar.security.zap import CLIENTS
 from bstar.settings import Settings
-from bstar.sockets import NoMemoryError, new_router, receive_bodies, send, set_up_listener
 from bstar.star import Role, StarMachine, StarSettings
 from bstar.wire.limits import MESSAGE_BYTES_MAX
-from bstar.zap_socket import serve
-from bstar_broker.connections import HAS_TCP_INFO, Connections, Senders
-from bstar_broker.control import ControlSocket, control_path
+from bstar_broker.bounds.connections import HAS_TCP_INFO, Connections, Senders
+from bstar_broker.bounds.memory import LOOK_INTERVAL_S, MemoryWatch
+from bstar_broker.bounds.unread import COUNTED_BYTES_MIN, Unread
 from bstar_broker.core import (
     BrokerSettings,
     Dispatch,
@@ -56,16 +57,15 @@ from bstar_broker.fronts.plan import Plan
 from bstar_broker.fronts.plans import plans_of
 from bstar_broker.fronts.shell import FrontShell
 from bstar_broker.journal import NodeJournal, open_journal, options_of
-from bstar_broker.memory import LOOK_INTERVAL_S, MemoryWatch
-from bstar_broker.operations import Operations
-from bstar_broker.role_history import RoleHistory
-from bstar_broker.role_hook import RoleHook
-from bstar_broker.service_operations import ServiceOperations
-from bstar_broker.shell_state import loop_state, security_state
-from bstar_broker.status import StatusServer
+from bstar_broker.operate.control import ControlSocket, control_path
+from bstar_broker.operate.operations import Operations
+from bstar_broker.operate.role_history import RoleHistory
+from bstar_broker.operate.role_hook import RoleHook
+from bstar_broker.operate.service_operations import ServiceOperations
+from bstar_broker.operate.shell_state import loop_state, security_state
+from bstar_broker.operate.status import StatusServer
+from bstar_broker.operate.work_operations import WorkOperations
 from bstar_broker.store.shell import StoreShell
-from bstar_broker.unread import COUNTED_BYTES_MIN, Unread
-from bstar_broker.work_operations import WorkOperations
 
 _log = logging.getLogger("bstar.broker")
 

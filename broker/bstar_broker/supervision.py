@@ -5,9 +5,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from bstar.errors import ClosedError, ConfigurationError
-from bstar.service_manager import ServiceManager
+from bstar.host.service_manager import ServiceManager
 from bstar.settings import Settings
-from bstar_broker.reload import Reload, reload
+from bstar_broker.operate.reload import Reload, reload
 from bstar_broker.server import BrokerServer
 
 _log = logging.getLogger("bstar.broker")

@@ -6,6 +6,7 @@ The error classes load at once. Names that need sockets or the state machine lib
 
 from typing import TYPE_CHECKING
 
+from bstar.base.on_demand import on_demand
 from bstar.errors import (
     BstarError,
     BulkCallError,
@@ -37,11 +38,10 @@ from bstar.errors import (
     UnknownRequestError,
     WorkerError,
 )
-from bstar.on_demand import on_demand
 
 if TYPE_CHECKING:
-    from bstar.pair import BinaryStar
-    from bstar.reactor import Reactor
+    from bstar.net.reactor import Reactor
+    from bstar.pair.binary_star import BinaryStar
     from bstar.star import Role, State
 
 __all__ = [
@@ -57,7 +57,12 @@ __all__ = [
 __version__ = "0.1.0"
 
 __getattr__ = on_demand(
-    __name__, {"bstar.pair": ["BinaryStar"], "bstar.reactor": ["Reactor"], "bstar.star": ["Role", "State"]}
+    __name__,
+    {
+        "bstar.pair.binary_star": ["BinaryStar"],
+        "bstar.net.reactor": ["Reactor"],
+        "bstar.star": ["Role", "State"],
+    },
 )
 
 

@@ -18,8 +18,8 @@ from bstar_broker.core.endings import Endings
 from bstar_broker.store.core.leader import Copies
 from bstar_broker.store.sqlite_file import StoreFile
 from bstar_cli.main import main as bstar
-from bstar_client.core.fence import Fence, Moved
-from bstar_client.core.reply_reader import ReplyReader
+from bstar_client.core.native.reply_reader import ReplyReader
+from bstar_client.core.worker.fence import Fence, Moved
 from chaos.client import main as client
 from chaos.worker import main as worker
 

@@ -24,7 +24,7 @@ from bstar.errors import RemoteProtocolError
 from bstar.security import Security
 from bstar.wire import native
 from bstar_client import JournalSettings, Request, Worker, WorkerHooks
-from bstar_client.core.worker_dialects import Job
+from bstar_client.core.worker.dialects import Job
 from chaos.history import PAIR, Begin, End, EpochSeen, Lost, Refused, Registered, Started, Stopped, Writer
 
 

@@ -8,7 +8,7 @@ import structlog
 import typer
 
 import bstar
-from bstar.endpoints import parse_endpoint
+from bstar.base.endpoints import parse_endpoint
 from bstar.errors import ConfigurationError
 from bstar_cli.logs import LogOptions
 from bstar_cli.options import ServedHttp, refuse
@@ -69,10 +69,10 @@ def arbiter(
     logs.configure()
     log = structlog.get_logger("bstar")
     # A wrong option is found without the sockets.
-    from bstar.arbiter import ArbiterServer  # noqa: PLC0415
-    from bstar.curve import NodeSecurity  # noqa: PLC0415
-    from bstar.descriptors import raise_limit  # noqa: PLC0415
-    from bstar.in_sync_file import InSyncFile  # noqa: PLC0415
+    from bstar.net.curve import NodeSecurity  # noqa: PLC0415
+    from bstar.net.descriptors import raise_limit  # noqa: PLC0415
+    from bstar.pair.arbiter import ArbiterServer  # noqa: PLC0415
+    from bstar.pair.in_sync_file import InSyncFile  # noqa: PLC0415
 
     raise_limit()
     security = NodeSecurity(str(key), str(principals), "arbiter") if key is not None else None

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from bstar.curve import NodeSecurity
 from bstar.errors import ConfigurationError
-from bstar.http_access import HttpAccess
+from bstar.net.curve import NodeSecurity
+from bstar.net.http_access import HttpAccess
 from bstar.settings import (
     Http,
     Settings,

@@ -17,8 +17,8 @@ from bstar_broker.core.snapshot import Finding
 from bstar_cli import exits
 from bstar_cli.trouble import Trouble, signs, troubles
 from bstar_cli.views import NodeView, PairView
-from bstar_client.endpoint_probe import is_elsewhere
-from bstar_client.status import NodeReport
+from bstar_client.calls.status import NodeReport
+from bstar_client.links.endpoint_probe import is_elsewhere
 
 
 class Reason(enum.StrEnum):

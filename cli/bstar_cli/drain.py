@@ -7,8 +7,8 @@ import msgspec
 import typer
 
 from bstar.settings import Settings
-from bstar_broker.control import UNHEARD_OF
-from bstar_broker.operations import DRAIN, DRAINED, REJOIN, DrainTold, DrainWish
+from bstar_broker.operate.control import UNHEARD_OF
+from bstar_broker.operate.operations import DRAIN, DRAINED, REJOIN, DrainTold, DrainWish
 from bstar_cli import exits
 from bstar_cli.node_control import REASON_CHARS_MAX, NobodyError, control_of, who
 from bstar_cli.options import NodeConfiguration, refuse

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 import structlog
 import typer
 
-from bstar.endpoints import parse_endpoint
+from bstar.base.endpoints import parse_endpoint
+from bstar.base.printable import printable
 from bstar.errors import ConfigurationError
-from bstar.printable import printable
 from bstar.security import Security, ServerSecurity
 from bstar.security.zap import uses_services
 from bstar.settings.document import Problems, locator, read_document

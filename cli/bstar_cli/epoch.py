@@ -11,9 +11,9 @@ from typing import Annotated, Final
 
 import typer
 
-from bstar.epoch_file import EpochFile
+from bstar.base.printable import printable
 from bstar.errors import ConfigurationError
-from bstar.printable import printable
+from bstar.pair.epoch_file import EpochFile
 from bstar.star.epochs import is_of, next_epoch
 from bstar.star.rules import Role
 from bstar.wire.epochs import EPOCH_STEP_MAX

@@ -15,7 +15,7 @@ from bstar_cli import exits
 from bstar_cli.diagnosis import Seen
 from bstar_cli.options import Nodes, refuse
 from bstar_cli.terminal import cell, json_line, print_tables, sentence, table
-from bstar_client.status import node_states
+from bstar_client.calls.status import node_states
 
 _US = 1_000_000
 
@@ -79,7 +79,7 @@ def _ask(nodes: Nodes, timeout_s: float) -> tuple[list[RoleChange], list[str]]:
 
 
 def _read(folders: list[Path]) -> tuple[list[RoleChange], list[str]]:
-    from bstar_broker.role_history import history_path, read_history  # noqa: PLC0415  # only now needed
+    from bstar_broker.operate.role_history import history_path, read_history  # noqa: PLC0415  # only now needed
 
     changes: list[RoleChange] = []
     troubles: list[str] = []

@@ -15,9 +15,9 @@ from typing import Annotated
 import msgspec
 import typer
 
+from bstar.base.printable import printable
 from bstar.errors import BstarError
 from bstar.fleet import Fleet
-from bstar.printable import printable
 from bstar_cli import exits
 from bstar_cli.gaps import Gaps, Settled
 from bstar_cli.options import KeptJournal, Nodes

@@ -10,7 +10,7 @@ import structlog
 import typer
 from structlog.typing import EventDict, ExcInfo, Processor
 
-from bstar.printable import printable
+from bstar.base.printable import printable
 from bstar_cli.terminal import has_colours, lines
 
 _VALUE_CHARS_MAX = 5_000

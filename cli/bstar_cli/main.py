@@ -15,8 +15,8 @@ import typer
 from typer.core import TyperGroup
 
 import bstar
+from bstar.base.printable import printable
 from bstar.errors import BstarError, ConfigurationError, PairError, PipelineError
-from bstar.printable import printable
 from bstar_cli import exits
 from bstar_cli.options import grouped
 from bstar_cli.streams import OutputLostError, guarded

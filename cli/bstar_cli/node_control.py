@@ -1,4 +1,4 @@
-"""Asks a node on this machine through its control socket (``bstar_broker.control``)."""
+"""Asks a node on this machine through its control socket (``bstar_broker.operate.control``)."""
 
 import getpass
 import socket
@@ -29,7 +29,7 @@ def control_of(settings: Settings) -> Iterator[Callable[..., str]]:
 
     The function raises NobodyError.
     """
-    from bstar_broker import control  # noqa: PLC0415  # only now needed
+    from bstar_broker.operate import control  # noqa: PLC0415  # only now needed
 
     path = control.find_control(settings)
     nobody = (

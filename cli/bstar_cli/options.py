@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import msgspec
 import typer
 
-from bstar.endpoints import parse_endpoint
+from bstar.base.endpoints import parse_endpoint
 from bstar.errors import ConfigurationError
 from bstar.fleet import Fleet
 from bstar.security import Security
@@ -23,7 +23,7 @@ from bstar.security.trust import KEY_VARIABLE, SERVERS_VARIABLE
 # What few commands need is imported where it is used: on a busy machine each costs bstar status a tenth of a
 # second.
 if TYPE_CHECKING:
-    from bstar.http_endpoint import HttpPlace
+    from bstar.net.http_endpoint import HttpPlace
     from bstar.settings import Settings
     from bstar_client import JournalSettings
 
@@ -212,7 +212,7 @@ class ServedHttp:
                 refuse(path, f"--http-{name} says something about --http: add --http ADDRESS:PORT")
             refuse(self.http_allow_remote, "--http-allow-remote says something about --http: add it")
             return None
-        from bstar.http_endpoint import HttpPlace  # noqa: PLC0415 - see above
+        from bstar.net.http_endpoint import HttpPlace  # noqa: PLC0415 - see above
 
         named = {name: None if path is None else str(path) for name, path in files.items()}
         return HttpPlace.of(HttpPlace(bind=self.http, allow_remote=self.http_allow_remote, **named))

@@ -6,7 +6,7 @@ import msgspec
 import typer
 
 from bstar.settings import Settings
-from bstar_broker.control import UNHEARD_OF
+from bstar_broker.operate.control import UNHEARD_OF
 from bstar_cli import exits
 from bstar_cli.node_control import REASON_CHARS_MAX, NobodyError, control_of
 from bstar_cli.options import NodeConfiguration, refuse

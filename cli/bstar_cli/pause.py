@@ -9,8 +9,8 @@ import typer
 
 from bstar.settings import Settings
 from bstar.star.takeover_pause import PAUSE_S_MAX
-from bstar_broker.control import UNHEARD_OF
-from bstar_broker.operations import PAUSE, PAUSED, RESUME, PauseTold, PauseWish
+from bstar_broker.operate.control import UNHEARD_OF
+from bstar_broker.operate.operations import PAUSE, PAUSED, RESUME, PauseTold, PauseWish
 from bstar_cli import exits
 from bstar_cli.node_control import REASON_CHARS_MAX, NobodyError, control_of, who
 from bstar_cli.options import NodeConfiguration, refuse

@@ -3,7 +3,7 @@
 import socket
 from typing import Final, Literal
 
-from bstar.endpoints import Endpoint, parse_endpoint
+from bstar.base.endpoints import Endpoint, parse_endpoint
 
 # A peer on the same network answers or refuses within milliseconds.
 _PROBE_S: Final = 2.0

@@ -71,7 +71,7 @@ def _why_not(peer: str) -> str | None:
 
 def _ask(settings: Settings, *, is_forced: bool) -> str | None:
     """Ask the node, then the primary's endpoint, then the node to serve; why it does not, None if it does."""
-    from bstar_broker import control  # noqa: PLC0415  # only now needed
+    from bstar_broker.operate import control  # noqa: PLC0415  # only now needed
 
     request = control.FORCE if is_forced else control.PROMOTE
     with node_at(settings) as answer_to:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from bstar_broker.core.snapshot import RequestState
-from bstar_broker.work_operations import (
+from bstar_broker.operate.work_operations import (
     CANCEL_REQUEST,
     LIST_REQUESTS,
     LISTED_MAX,

@@ -10,13 +10,13 @@ import structlog
 
 import bstar
 from bstar.errors import PairError
-from bstar.service_manager import ServiceManager
+from bstar.host.service_manager import ServiceManager
 from bstar.settings import RESERVED_VARIABLES, node_warnings
 from bstar_cli.logs import configure_logs
 from bstar_cli.options import NodeConfiguration, refuse
 
 if TYPE_CHECKING:
-    from bstar_broker.reload import Reload
+    from bstar_broker.operate.reload import Reload
 
 
 class _Stopped(BaseException):
@@ -64,7 +64,7 @@ def serve(node: NodeConfiguration) -> None:
         signal.signal(number, _stop_early)
     try:
         # Only now: the sockets' library is not needed to find a configuration wrong.
-        from bstar.descriptors import raise_limit  # noqa: PLC0415
+        from bstar.net.descriptors import raise_limit  # noqa: PLC0415
         from bstar_broker.server import BrokerServer  # noqa: PLC0415
         from bstar_broker.supervision import Supervision  # noqa: PLC0415
 

@@ -6,7 +6,7 @@ import typer
 
 from bstar.settings import Settings
 from bstar.star.takeover_pause import PAUSE_S_MAX
-from bstar_broker.service_operations import (
+from bstar_broker.operate.service_operations import (
     PAUSE_SERVICE,
     PURGE_SERVICE,
     RESUME_SERVICE,

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bstar.base.printable import duration
 from bstar.fleet import Fleet
-from bstar.printable import duration
 from bstar_cli import exits
 from bstar_cli.diagnosis import (
     Seen,
@@ -30,7 +30,7 @@ from bstar_cli.streams import OutputLostError, forgive_reader
 from bstar_cli.terminal import cell, json_line, print_tables, sentence, table
 from bstar_cli.trouble import Trouble
 from bstar_cli.views import NodeView, PairView, StoreView
-from bstar_client.status import NodeReport, node_states
+from bstar_client.calls.status import NodeReport, node_states
 
 
 def status(

@@ -6,8 +6,8 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from bstar.printable import printable
-from bstar_broker.control import FORCE_STORE, LEADS
+from bstar.base.printable import printable
+from bstar_broker.operate.control import FORCE_STORE, LEADS
 from bstar_broker.store.check import Report, check
 from bstar_cli import exits
 from bstar_cli.check_progress import CheckProgress

@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from bstar.base.printable import printable
 from bstar.errors import BstarError, ConfigurationError
-from bstar.printable import printable
 from bstar_cli import exits
 from bstar_cli.frames import json_frame
 from bstar_cli.options import Nodes, refuse

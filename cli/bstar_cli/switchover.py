@@ -7,8 +7,8 @@ import msgspec
 import typer
 
 from bstar.settings import RoleName, Settings
-from bstar_broker.control import UNHEARD_OF
-from bstar_broker.operations import SWITCH_OVER, SWITCHOVER, SwitchoverTold, SwitchoverWish
+from bstar_broker.operate.control import UNHEARD_OF
+from bstar_broker.operate.operations import SWITCH_OVER, SWITCHOVER, SwitchoverTold, SwitchoverWish
 from bstar_cli import exits
 from bstar_cli.node_control import NobodyError, control_of
 from bstar_cli.options import NodeConfiguration, refuse

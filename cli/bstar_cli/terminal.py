@@ -1,7 +1,7 @@
 """What people and terminals get to see: foreign text with escapes, colours where they are wanted.
 
 Names of services, errors and replies come from the network, and a terminal obeys control characters in them.
-``bstar.printable`` writes a text on one line; here are the forms that a command needs beside it.
+``bstar.base.printable`` writes a text on one line; here are the forms that a command needs beside it.
 """
 
 import json
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bstar.printable import printable
+from bstar.base.printable import printable
 
 # Not a terminal: nothing is cut and nothing is folded, so that a script finds whole words and lines.
 _PIPE_COLUMNS = 200

@@ -17,13 +17,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from bstar.printable import duration
+from bstar.base.printable import duration
 from bstar_cli import exits
 from bstar_cli.diagnosis import Seen
 from bstar_cli.options import Nodes, refuse
 from bstar_cli.terminal import cell, print_tables, table
 from bstar_cli.trouble import ServiceView
-from bstar_client.status import node_states
+from bstar_client.calls.status import node_states
 
 _TIMEOUT_S: Final = 2.0
 # The rest of the screen belongs to the services; bstar status shows all.

@@ -10,14 +10,14 @@ from typing import Annotated, cast
 import structlog
 import typer
 
+from bstar.base.printable import printable
 from bstar.errors import ConfigurationError
-from bstar.printable import printable
 from bstar.wire.limits import CREDIT_MAX
 from bstar_cli.logs import LogOptions
 from bstar_cli.options import DialectOption, KeptJournal, Nodes, ServedHttp, refuse
 from bstar_client import Handler, ReplyMemory, ReplyStore, Request, Worker, WorkerHooks
-from bstar_client.checks import check_handler
-from bstar_client.reply_file import ReplyFile
+from bstar_client.arguments.checks import check_handler
+from bstar_client.workers.reply_file import ReplyFile
 
 # time.sleep of more is an OverflowError; a year is long enough for a test.
 _SLEEP_S_MAX = 366 * 86_400.0

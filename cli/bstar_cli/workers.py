@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from bstar.printable import printable
+from bstar.base.printable import printable
 from bstar_broker.core.snapshot import ListedWorker
-from bstar_broker.work_operations import (
+from bstar_broker.operate.work_operations import (
     DRAIN_WORKER,
     LIST_WORKERS,
     LISTED_MAX,

@@ -13,6 +13,7 @@ pyzmq and msgspec beside ``bstar``: no state machine library, no YAML, no metric
 
 from typing import TYPE_CHECKING
 
+from bstar.base.on_demand import on_demand
 from bstar.errors import (
     BstarError,
     BusyError,
@@ -36,7 +37,6 @@ from bstar.errors import (
     UnknownRequestError,
     WorkerError,
 )
-from bstar.on_demand import on_demand
 
 if TYPE_CHECKING:
     from bstar.fleet import Fleet, Pair
@@ -44,20 +44,20 @@ if TYPE_CHECKING:
     from bstar_client.aio.brokerless import AsyncFreelance, AsyncLazyPirateClient, AsyncStarClient
     from bstar_client.aio.client import AsyncHAClient
     from bstar_client.aio.worker import AsyncHandler, AsyncWorker
+    from bstar_client.arguments.settings import LinkSettings
+    from bstar_client.calls.durable import RetryPolicy, Task
+    from bstar_client.calls.durable_answers import RequestStatus, Result
+    from bstar_client.calls.status import NodeReport, node_states
     from bstar_client.core.calls import Ask, CallFailed, Reply
     from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
-    from bstar_client.durable import RetryPolicy, Task
-    from bstar_client.durable_answers import RequestStatus, Result
-    from bstar_client.handlers import Handler, Request, Retry, WorkerHooks
     from bstar_client.journal import JournalSettings
-    from bstar_client.replies import ReplyMemory, ReplyStore
-    from bstar_client.reply_file import ReplyFile
-    from bstar_client.settings import LinkSettings
-    from bstar_client.status import NodeReport, node_states
     from bstar_client.sync.brokerless import Freelance, LazyPirateClient, StarClient
     from bstar_client.sync.client import HAClient
     from bstar_client.sync.freelance_server import FreelanceServer
     from bstar_client.sync.worker import Worker
+    from bstar_client.workers.handlers import Handler, Request, Retry, WorkerHooks
+    from bstar_client.workers.replies import ReplyMemory, ReplyStore
+    from bstar_client.workers.reply_file import ReplyFile
 
 __all__ = [
     "ActiveFound",
@@ -139,14 +139,14 @@ __getattr__ = on_demand(
             "Event",
             "FailedOver",
         ],
-        "bstar_client.durable": ["RetryPolicy", "Task"],
-        "bstar_client.durable_answers": ["RequestStatus", "Result"],
-        "bstar_client.handlers": ["Handler", "Request", "Retry", "WorkerHooks"],
+        "bstar_client.calls.durable": ["RetryPolicy", "Task"],
+        "bstar_client.calls.durable_answers": ["RequestStatus", "Result"],
+        "bstar_client.workers.handlers": ["Handler", "Request", "Retry", "WorkerHooks"],
         "bstar_client.journal": ["JournalSettings"],
-        "bstar_client.replies": ["ReplyMemory", "ReplyStore"],
-        "bstar_client.reply_file": ["ReplyFile"],
-        "bstar_client.settings": ["LinkSettings"],
-        "bstar_client.status": ["NodeReport", "node_states"],
+        "bstar_client.workers.replies": ["ReplyMemory", "ReplyStore"],
+        "bstar_client.workers.reply_file": ["ReplyFile"],
+        "bstar_client.arguments.settings": ["LinkSettings"],
+        "bstar_client.calls.status": ["NodeReport", "node_states"],
         "bstar_client.sync.brokerless": ["Freelance", "LazyPirateClient", "StarClient"],
         "bstar_client.sync.client": ["HAClient"],
         "bstar_client.sync.freelance_server": ["FreelanceServer"],

@@ -39,7 +39,7 @@ from bstar.fleet import Fleet, Pair
 from bstar.journal import Journal, JournalOptions
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
-from bstar_client.core.worker_dialects import Job
+from bstar_client.core.worker.dialects import Job
 
 # Of an identity's 24 octets the first name the client; the rest is the request's number.
 _CLIENT_BYTES = 16

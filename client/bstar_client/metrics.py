@@ -33,7 +33,7 @@ except ModuleNotFoundError as error:
 from bstar.errors import ConfigurationError
 from bstar_client.core.events import Event, FailedOver
 from bstar_client.core.figures import ClientFigures, WorkerFigures
-from bstar_client.core.handler_times import BOUNDS_S, HandlerTimes
+from bstar_client.core.worker.handler_times import BOUNDS_S, HandlerTimes
 
 __all__ = ["register"]
 

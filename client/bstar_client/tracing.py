@@ -34,11 +34,11 @@ except ModuleNotFoundError as error:
     text = "traces need opentelemetry-api, which is not installed: pip install '.[otel]' in a clone of bstar"
     raise ModuleNotFoundError(text, name=error.name) from error
 
+from bstar.base.printable import printable
 from bstar.errors import BstarError
-from bstar.printable import printable
 from bstar_client.core.calls import Call, CallTracer, Reply
-from bstar_client.failures import text_of
-from bstar_client.handlers import Request, WorkerHooks
+from bstar_client.workers.failures import text_of
+from bstar_client.workers.handlers import Request, WorkerHooks
 
 __all__ = ["SpanHooks", "TraceFilter", "instrument"]
 

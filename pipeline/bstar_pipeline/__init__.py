@@ -7,7 +7,7 @@ workers import this package too, and a task that calls a service needs none of i
 
 from typing import TYPE_CHECKING
 
-from bstar.on_demand import on_demand
+from bstar.base.on_demand import on_demand
 
 if TYPE_CHECKING:
     from bstar_pipeline.calls import call

@@ -1,4 +1,4 @@
-"""The arbiter's process, and its connections to the two nodes (bstar.arbiter, bstar.arbiter_link)."""
+"""The arbiter's process, and its connections to the two nodes (bstar.pair.arbiter, arbiter_link)."""
 
 from __future__ import annotations
 

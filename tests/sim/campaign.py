@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from bstar.whole_file import write_whole
+from bstar.host.whole_file import write_whole
 
 _ROOT = Path(__file__).parents[2]
 _FOLDER = _ROOT / ".cache" / "sim"

@@ -20,7 +20,7 @@ from bstar.wire.refusals import REFUSALS
 from bstar_broker.core import BrokerSettings, Send
 from bstar_broker.core.records import Accepted
 from bstar_client.core.calls import Reply
-from bstar_client.core.worker_dialects import Job
+from bstar_client.core.worker.dialects import Job
 from bstar_testing import rules
 from bstar_testing.rules import CallHistory
 from sim.client import Issued, SimClient

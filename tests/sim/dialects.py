@@ -15,7 +15,7 @@ from bstar.errors import RemoteProtocolError
 from bstar.wire import mmi, native
 from bstar.wire.mdp import MDP01, MDP02, WorkerVerb
 from bstar.wire.messages import OWN_BACKOFF
-from bstar_client.core.worker_dialects import Heard, Hearing, Job, Mdp02Worker, NativeWorker, WorkerDialect
+from bstar_client.core.worker.dialects import Heard, Hearing, Job, Mdp02Worker, NativeWorker, WorkerDialect
 from sim.network import Frames
 
 Dialect = Literal["native", "mdp02", "mdp01", "ppp", "emq"]

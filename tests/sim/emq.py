@@ -16,9 +16,9 @@ from bstar.errors import BusyError, CallTimeoutError, OutcomeUnknownError
 from bstar.wire import emq
 from bstar.wire.emq_jobs import NO_HEADERS, Headers, decode_result, encode_result
 from bstar_client.core.calls import Reply
-from bstar_client.core.emq_calls import CallOutput, CallSettings, EmqCalls, Failed, Pending, Result
-from bstar_client.core.emq_manager import Close, ManagerSession, ManagerSettings, Open, Output, Run, Send
-from bstar_client.core.worker_dialects import Job
+from bstar_client.core.emq.calls import CallOutput, CallSettings, EmqCalls, Failed, Pending, Result
+from bstar_client.core.emq.manager import Close, ManagerSession, ManagerSettings, Open, Output, Run, Send
+from bstar_client.core.worker.dialects import Job
 from sim.client import OUTSTANDING_MAX, CallWatcher, Issued, Load
 from sim.dialects import body_of, read_body
 from sim.network import Frames, Link, LinkOwner

@@ -15,7 +15,7 @@ import msgspec
 
 from bstar.fleet import Fleet
 from bstar.settings.timing import timing_of
-from bstar_client.core.worker_session import WorkerCore
+from bstar_client.core.worker.session import WorkerCore
 from sim.checks import Checks
 from sim.client import Load, SimClient
 from sim.dialects import service_asked

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bstar_client.core.worker_outputs import KeepAlive
+from bstar_client.core.worker.outputs import KeepAlive
 
 if TYPE_CHECKING:
     from sim.network import Link

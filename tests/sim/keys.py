@@ -16,7 +16,7 @@ from bstar.security.principals import Patterns, Principal, Principals
 from bstar.wire import mmi
 from sim.setup import Setup, attackers_of
 
-# How long a node may take until it has read a new list (bstar.curve).
+# How long a node may take until it has read a new list (bstar.net.curve).
 READ_S = 2.0
 
 

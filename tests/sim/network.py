@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bstar_client.core.worker_outputs import KeepAlive
+from bstar_client.core.worker.outputs import KeepAlive
 from sim.keepalive import Keepalive
 from sim.world import Process, World
 
@@ -23,7 +23,7 @@ Frames = list[bytes]
 
 # What TCP waits before it sends again what was not acknowledged.
 RETRANSMIT_S = 0.2
-# client/bstar_client/link.py: LinkSettings.
+# client/bstar_client/links/link.py: LinkSettings.
 CONNECT_TIMEOUT_S = 1.0
 HANDSHAKE_TIMEOUT_S = 1.0
 RECONNECT_MIN_S = 0.02
@@ -243,7 +243,7 @@ class LinkOwner(Process):
 
 
 class Link:
-    """One DEALER of a client or worker: it connects, and connects again, as ``bstar_client.link`` does."""
+    """One DEALER of a client or worker: it connects, and connects again, as ``bstar_client.links`` does."""
 
     def __init__(self, owner: LinkOwner, index: int, node: SimNode, there: Path, back: Path) -> None:
         self.owner = owner

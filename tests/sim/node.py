@@ -1,4 +1,4 @@
-"""A broker process: the production ``Node``, and what its shell does (server.py, pair.py, reactor.py)."""
+"""A broker process: the production ``Node``, and what its shell does (server.py, pair/, net/reactor.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from bstar.errors import PairError, RemoteProtocolError
-from bstar.pair_shell import LAST_WORD_S
+from bstar.pair.shell import LAST_WORD_S
 from bstar.security import Principal
 from bstar.settings.timing import Timing
 from bstar.star import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bstar.pair_shell import LAST_WORD_S
+from bstar.pair.shell import LAST_WORD_S
 from bstar.settings.timing import Timing
 from bstar.star import Role
 from bstar_broker.core import BrokerSettings

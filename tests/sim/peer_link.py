@@ -9,9 +9,9 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bstar.refusal import _ATTEMPTS_AT_S, PROBE_S
+from bstar.net.sockets import reconnect_interval_ms
+from bstar.pair.refusal import _ATTEMPTS_AT_S, PROBE_S
 from bstar.settings.timing import Timing
-from bstar.sockets import reconnect_interval_ms
 from sim.network import Frames, Path
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 class PeerLink:
     """From one node's publisher to the other's subscriber, which connects and connects again, and asks for
-    refusals if ``is_probing`` (bstar.peer_link, bstar.refusal). ``None`` among messages is the end of the
+    refusals if ``is_probing`` (bstar.pair.peer_link, refusal). ``None`` among messages is the end of the
     connection that brought them.
     """
 
@@ -205,7 +205,7 @@ class PeerLink:
     # --- refusals -----------------------------------------------------------------------------------------
 
     def probe(self) -> None:
-        """The subscriber asks the publisher's endpoint whether anybody listens (bstar.refusal)."""
+        """The subscriber asks the publisher's endpoint whether anybody listens (bstar.pair.refusal)."""
         self._probes += 1
         ends = (*_ATTEMPTS_AT_S[1:], PROBE_S)
         for begins_s, ends_s in zip(_ATTEMPTS_AT_S, ends, strict=True):

@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from bstar.settings.timing import Timing, timing_of
-from bstar_client.core.worker_session import WorkerCore
+from bstar_client.core.worker.session import WorkerCore
 from sim.attacker import Attacker
 from sim.checks import Checks, Violation
 from sim.client import Load, SimClient

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from bstar_client.core.outputs import Send
-from bstar_client.core.worker_dialects import Job
-from bstar_client.core.worker_jobs import WorkerLimits
-from bstar_client.core.worker_outputs import Begin, Close, Ended, KeepAlive, Open, WorkerOutput
-from bstar_client.core.worker_session import WorkerCore
+from bstar_client.core.worker.dialects import Job
+from bstar_client.core.worker.jobs import WorkerLimits
+from bstar_client.core.worker.outputs import Begin, Close, Ended, KeepAlive, Open, WorkerOutput
+from bstar_client.core.worker.session import WorkerCore
 from sim.dialects import ONE_REPLY, SILENT_AT_WORK, Dialect, read_body, worker_dialect
 from sim.network import Frames, LinkOwner
 from sim.world import World

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from bstar.errors import BstarError
-from bstar_client.brokerless import PlainSession
+from bstar_client.calls.brokerless import PlainSession
 from bstar_client.core.calls import Call, Reply
-from bstar_client.core.flp_session import FlpSession
-from bstar_client.core.numbered_session import NumberedSession
+from bstar_client.core.plain.flp_session import FlpSession
+from bstar_client.core.plain.numbered_session import NumberedSession
+from bstar_client.core.plain.shotgun_session import ShotgunSession
 from bstar_client.core.session_settings import SessionSettings
-from bstar_client.core.shotgun_session import ShotgunSession
 from support.client_outputs import ClientOutputs
 
 SERVERS = ("tcp://one", "tcp://two", "tcp://three")

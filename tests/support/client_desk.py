@@ -13,8 +13,8 @@ from bstar.wire.batches import bodies_of, take_extensions
 from bstar.wire.messages import NEVER_MS, NodeStatus, Requests
 from bstar.wire.native_broker import NativeAsker
 from bstar_client.core.calls import Call
+from bstar_client.core.native.session import Session
 from bstar_client.core.outputs import Output, Send
-from bstar_client.core.session import Session
 from bstar_client.core.session_settings import SessionSettings
 from support.client_outputs import ClientOutputs
 

@@ -14,7 +14,7 @@ import sys
 import time
 
 from bstar_client import ReplyMemory, ReplyStore, Request, Worker
-from bstar_client.reply_file import ReplyFile
+from bstar_client.workers.reply_file import ReplyFile
 
 SLOW_S = 0.1
 CREDIT = 32

@@ -15,10 +15,10 @@ from typing import Any, Self
 
 import zmq
 
-from bstar.epoch_file import EpochFile
 from bstar.errors import PairError
-from bstar.pair import BinaryStar
-from bstar.reactor import Reactor
+from bstar.net.reactor import Reactor
+from bstar.pair.binary_star import BinaryStar
+from bstar.pair.epoch_file import EpochFile
 from bstar.star import Input, Output, Role, StarMachine, StarSettings, State
 from bstar.wire.peer import TOPICS_HEARD
 from bstar_testing import LoopbackHost

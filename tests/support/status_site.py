@@ -15,7 +15,7 @@ import msgspec
 
 from bstar.settings import Http
 from bstar_broker.core.snapshot import NodeState
-from bstar_broker.status import StatusServer
+from bstar_broker.operate.status import StatusServer
 from support.node_states import node_state
 from support.waiting import LIMIT_S
 

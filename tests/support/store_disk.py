@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from bstar.closing import Closing
+from bstar.base.closing import Closing
 from bstar_broker.store.core.commands import Command
 from bstar_broker.store.core.entries import Entry
 from bstar_broker.store.core.events import (

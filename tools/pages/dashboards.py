@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 from prometheus_client.metrics_core import CounterMetricFamily
 
-from bstar_broker import metrics
+from bstar_broker.operate import metrics
 
 FOLDER: Final = "configs/grafana/dashboards"
 

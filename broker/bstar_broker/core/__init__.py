@@ -5,7 +5,7 @@ Its names load on first use: the command needs the types of a snapshot and no no
 
 from typing import TYPE_CHECKING
 
-from bstar.on_demand import on_demand
+from bstar.base.on_demand import on_demand
 
 if TYPE_CHECKING:
     from bstar_broker.core.node import Node

@@ -9,7 +9,7 @@ broker then forgets what it held for the first owner.
 from collections.abc import Callable
 from typing import Final
 
-from bstar.printable import printable
+from bstar.base.printable import printable
 from bstar.security.principals import Principal
 from bstar.wire import mmi
 from bstar.wire.messages import FromPeer, Heartbeat, Ping, Ready, Request, Requests

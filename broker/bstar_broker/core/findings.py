@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from bstar.printable import duration
+from bstar.base.printable import duration
 from bstar_broker.core.snapshot import Finding, NodeState, ServiceState
 
 # The node looks so often by itself. Growth within one step is one entry of a window.

@@ -10,7 +10,7 @@ keepalive. If there is no connection, the worker is lost. Otherwise it is *stuck
 gets no others. The broker probes it each heartbeat interval until it answers or ``busy_s`` has passed.
 """
 
-from bstar.printable import printable
+from bstar.base.printable import printable
 from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.outputs import Notice, Output, Send
 from bstar_broker.core.records import WorkerRecord

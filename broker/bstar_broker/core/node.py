@@ -12,8 +12,8 @@ from functools import partial
 from msgspec.structs import replace
 
 from bstar import star
+from bstar.base.printable import printable
 from bstar.errors import RemoteProtocolError
-from bstar.printable import printable
 from bstar.security.principals import Principal
 from bstar.star import (
     Activated,

@@ -11,8 +11,9 @@ turns in a row another lane is next, so no lane starves.
 
 An item may stand for several requests that came together; ``length`` counts requests.
 
-A worker's queue (``bstar_client.core.lanes``) has the same rule and no part of this one. It needs no urgent
-lanes and removes nothing from the middle, so a plain deque is enough: 0.14 µs a request, against 2.1 µs here.
+A worker's queue (``bstar_client.core.worker.lanes``) has the same rule and no part of this one. It needs no
+urgent lanes and removes nothing from the middle, so a plain deque is enough: 0.14 µs a request, against
+2.1 µs here.
 """
 
 from collections import OrderedDict

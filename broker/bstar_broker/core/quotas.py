@@ -13,8 +13,8 @@ from typing import Protocol
 
 import msgspec
 
+from bstar.base.token_bucket import TokenBucket
 from bstar.security.principals import Principal, Quota
-from bstar.token_bucket import TokenBucket
 from bstar.wire.messages import Request, Requests
 from bstar.wire.refusals import OUTSTANDING, RATE_LIMITED
 

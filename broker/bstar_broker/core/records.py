@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from bstar.printable import printable
+from bstar.base.printable import printable
 from bstar.wire import front
 from bstar.wire.dialect import BrokerCodec, ClientCodec, Envelope
 from bstar.wire.messages import NO_PROCESS, Process

@@ -9,7 +9,7 @@ Every ``STEP_S`` each record notes its counters. So ``recent`` has the outcomes 
 
 from collections import OrderedDict
 
-from bstar.printable import printable
+from bstar.base.printable import printable
 from bstar_broker.core.records import OUTCOMES, STEP_S, ServiceRecord
 
 # A record is some 3 KB.

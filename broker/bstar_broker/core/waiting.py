@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from bstar.deadlines import Deadlines
+from bstar.base.deadlines import Deadlines
 from bstar.wire import native_broker
 from bstar_broker.core.records import Accepted, Bundle
 from bstar_broker.core.settings import BrokerSettings

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, cast
 
 import zmq
 
-from bstar.closing import Closing
+from bstar.base.closing import Closing
 from bstar.errors import ConfigurationError
-from bstar.io_threads import keep_apart
-from bstar.listener import Listener
-from bstar.origins import DESCRIPTOR
-from bstar.reactor import Reactor
+from bstar.net.io_threads import keep_apart
+from bstar.net.listener import Listener
+from bstar.net.origins import DESCRIPTOR
+from bstar.net.reactor import Reactor
+from bstar.net.sockets import NoMemoryError, new_router, receive_bodies, send, set_up_listener
 from bstar.security.zap import Rule, uses_services
-from bstar.sockets import NoMemoryError, new_router, receive_bodies, send, set_up_listener
 from bstar.wire.refusals import MEMORY_UNREAD
 from bstar_broker.core.fronted import FrontedNode
 from bstar_broker.core.outputs import FrontSend, Output
 from bstar_broker.fronts.plan import Door, Plan
 
 if TYPE_CHECKING:
-    from bstar.curve import Gate
+    from bstar.net.curve import Gate
 
 _KINDS = {"router": zmq.ROUTER, "dealer": zmq.DEALER, "pub": zmq.PUB}
 _LINGER_MS = 500
@@ -111,7 +111,7 @@ class FrontShell(Closing):
             socket.set(zmq.ROUTER_HANDOVER, self._gate is None)
         if gate is not None:
             # Loaded with a key only.
-            from bstar.zap_socket import serve  # noqa: PLC0415
+            from bstar.net.zap_socket import serve  # noqa: PLC0415
 
             serve(socket, gate.security.key, domain)
         try:

@@ -14,8 +14,8 @@ from typing import Final
 
 import msgspec
 
+from bstar.base.printable import printable
 from bstar.errors import BstarError, ConfigurationError, StoreError
-from bstar.printable import printable
 from bstar_broker.store.core import commands
 from bstar_broker.store.core.entries import START, Entry, Position
 from bstar_broker.store.core.events import Mark

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Final
 
-from bstar.closing import Closing
+from bstar.base.closing import Closing
 from bstar.errors import ClosedError, ConfigurationError, StoreError
 from bstar_broker.store.core.events import (
     DiskInput,

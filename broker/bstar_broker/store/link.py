@@ -16,15 +16,15 @@ from typing import Final, Protocol
 
 import zmq
 
-from bstar.connections import close_watched, hang_up, place_of, watch
-from bstar.curve import LinkConnector, NodeSecurity
 from bstar.errors import ConfigurationError
-from bstar.io_threads import keep_apart
-from bstar.reactor import DRAIN_MAX, DRAIN_S_MAX, Reactor
+from bstar.net.connections import close_watched, hang_up, place_of, watch
+from bstar.net.curve import LinkConnector, NodeSecurity
+from bstar.net.io_threads import keep_apart
+from bstar.net.reactor import DRAIN_MAX, DRAIN_S_MAX, Reactor
+from bstar.net.sockets import new_router, receive, receive_bodies, receive_event, send, set_up_link
+from bstar.net.zap_socket import serve
 from bstar.security.connector import FAILURES
 from bstar.security.zap import PEERS
-from bstar.sockets import new_router, receive, receive_bodies, receive_event, send, set_up_link
-from bstar.zap_socket import serve
 from bstar_broker.store.core.peer import FRAME_BYTES_MAX, HEADER
 
 _log = logging.getLogger("bstar.store")

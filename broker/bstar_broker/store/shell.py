@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, cast
 
 import zmq
 
-from bstar.agenda import LAG_BOUNDS_S
-from bstar.arbiter_link import ArbiterLink
-from bstar.closing import Closing
+from bstar.base.closing import Closing
 from bstar.errors import ClosedError, StoreEndedError
-from bstar.reactor import Reactor
+from bstar.net.agenda import LAG_BOUNDS_S
+from bstar.net.reactor import Reactor
+from bstar.pair.arbiter_link import ArbiterLink
 from bstar.settings.schema import Settings
 from bstar.wire.arbiter import Answer, Question
 from bstar_broker.core.broker import Broker
@@ -41,7 +41,7 @@ from bstar_broker.store.fail_points import Point, reach
 from bstar_broker.store.link import open_link
 
 if TYPE_CHECKING:
-    from bstar.curve import Gate
+    from bstar.net.curve import Gate
 
 _log = logging.getLogger("bstar.store")
 

@@ -26,9 +26,9 @@ from zlib import crc32
 import msgspec
 from msgspec.structs import replace
 
-from bstar.closing import Closing
+from bstar.base.closing import Closing
 from bstar.errors import ConfigurationError, StoreError
-from bstar.memory import Memory
+from bstar.host.memory import Memory
 from bstar_broker.store import sqlite_log, sqlite_table
 from bstar_broker.store.core.entries import START, Position
 from bstar_broker.store.core.events import Mark

@@ -17,8 +17,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from bstar.agenda import Lag
 from bstar.errors import BstarError, StoreError
+from bstar.net.agenda import Lag
 from bstar_broker.store.core import commands, rules
 from bstar_broker.store.core.entries import START, Entry, Position
 from bstar_broker.store.core.events import (

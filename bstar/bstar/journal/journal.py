@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 import bstar
 from bstar import records
+from bstar.base.sampling import is_sampled, limit_of
 from bstar.errors import ConfigurationError
 from bstar.journal.buffer import Buffer, JournalCounters
 from bstar.journal.clocks import Anchor, NsClock, mono_ns, wall_ns
@@ -19,7 +20,6 @@ from bstar.journal.options import JournalOptions
 from bstar.journal.segments import Disk, Folder, is_name
 from bstar.journal.writer import Writer
 from bstar.records import Started, Stopped
-from bstar.sampling import is_sampled, limit_of
 
 _log = logging.getLogger("bstar.journal")
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from bstar.printable import address_text
+from bstar.base.printable import address_text
 from bstar.security.principals import Principal, Principals
 
 VERSION: Final = b"1.0"

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bstar.endpoints import parse_endpoint
+from bstar.base.endpoints import parse_endpoint
 from bstar.errors import ConfigurationError
 from bstar.fleet import Fleet, Pair
 from bstar.settings.document import Problems, locator, read_document, shown

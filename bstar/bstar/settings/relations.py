@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from bstar.endpoints import Endpoint, parse_endpoint, parse_http_bind
+from bstar.base.endpoints import Endpoint, parse_endpoint, parse_http_bind
 from bstar.errors import ConfigurationError
 from bstar.settings.fields import FIELDS, flatten
 from bstar.settings.schema import Http, Settings

@@ -34,7 +34,7 @@ from bstar.wire.peer import PeerState
 PUBLISHED_HEARTBEAT_S = 1.0
 PUBLISHED_TIMEOUT_S = 2.0
 
-# A broken link leads to a verdict within this time (``bstar.peer_link`` asks for 0.2 s), or the failover
+# A broken link leads to a verdict within this time (``bstar.pair.peer_link`` asks for 0.2 s), or the failover
 # timeout decides as always. Refused clients hear that they may ask again soon: the verdict takes a few
 # milliseconds on a LAN.
 VERDICT_TIMEOUT_S = 0.25

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from bstar.wire.messages import NodeStatus
 
-# A frame larger than any batch may be a read-only memoryview (``bstar.sockets.receive_bodies``). Codecs use
-# only what bytes and views share, and pass it on.
+# A frame larger than any batch may be a read-only memoryview (``bstar.net.sockets.receive_bodies``). Codecs
+# use only what bytes and views share, and pass it on.
 Frames = list[bytes]
 Envelope = tuple[bytes, ...]
 

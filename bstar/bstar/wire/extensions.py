@@ -17,8 +17,8 @@ import struct
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
+from bstar.base.printable import printable
 from bstar.errors import LocalProtocolError, RemoteProtocolError
-from bstar.printable import printable
 from bstar.wire.limits import (
     EXTENSIONS_BYTES_MAX,
     HEADER_NAME_BYTES_MAX,

@@ -6,7 +6,7 @@ ASCII digit ``1``..``4`` (PRIMARY, BACKUP, ACTIVE, PASSIVE). Everything else abo
 A **native** node subscribes to ``TOPIC`` and gets ``[BSTP01] [code] [JSON object]``; the topic is the prefix
 of every version's header, so a node hears a node of another version and can report it. It subscribes to the
 four codes as well, because the other node may be a published server. A subscriber gets one dialect only, by
-its topics (``bstar.state_publisher``). Readers skip unknown keys, so a newer node may add some.
+its topics (``bstar.pair.state_publisher``). Readers skip unknown keys, so a newer node may add some.
 
 Source: zguide chapter 4, Binary Star; BST-S-01, BST-R-02.
 """

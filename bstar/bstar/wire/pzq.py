@@ -13,8 +13,8 @@ Names of requirements (PZQ-…): tests/support/requirements.py.
 
 from collections.abc import Mapping, Sequence
 
+from bstar.base.printable import printable
 from bstar.errors import RemoteProtocolError
-from bstar.printable import printable
 from bstar.wire.dialect import Frames
 
 STORED = b"1"

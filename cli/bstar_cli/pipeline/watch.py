@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from bstar.printable import printable
+from bstar.base.printable import printable
 from bstar_cli.pipeline.jobs import ObjectivesOption, OutOption
 from bstar_cli.pipeline.spark import SparkOptions
 

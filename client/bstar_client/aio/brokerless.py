@@ -5,9 +5,9 @@ from typing import Any, Literal, overload
 
 from bstar_client.aio.caller import AsyncCaller
 from bstar_client.aio.feeds import Answer
-from bstar_client.brokerless import Brokerless, FreelanceBase, LazyPirateBase, StarBase
+from bstar_client.calls.brokerless import Brokerless, FreelanceBase, LazyPirateBase, StarBase
+from bstar_client.calls.requests import DEFAULT, Timeout
 from bstar_client.core.calls import Ask, Body, CallFailed, Reply
-from bstar_client.requests import DEFAULT, Timeout
 
 
 class AsyncBrokerlessCalls(AsyncCaller, Brokerless):

@@ -8,7 +8,7 @@ from typing import Self
 from bstar.errors import ClosedError, ForkedError, LocalProtocolError, NoActiveNodeError
 from bstar_client.aio.client_loop import ClientLoop
 from bstar_client.aio.feeds import Answer, Feed, Source, reply_of
-from bstar_client.client_base import ClientBase
+from bstar_client.calls.client_base import ClientBase
 from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
 from bstar_client.core.window import Window
 
@@ -33,7 +33,7 @@ class AsyncCaller(ClientBase):
 
     async def _explain(self, error: NoActiveNodeError) -> None:
         """Say in the error what is at the endpoints that the client did not reach."""
-        from bstar_client.endpoint_probe import explain_async  # noqa: PLC0415 - most programs never need it
+        from bstar_client.links.endpoint_probe import explain_async  # noqa: PLC0415 - most programs never need it
 
         await explain_async(error, has_keys=self._settings.link.security is not None)
 

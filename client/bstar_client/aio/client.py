@@ -8,10 +8,10 @@ from bstar.wire.mmi import OK, Service
 from bstar_client.aio.caller import AsyncCaller
 from bstar_client.aio.durable import DurableCalls
 from bstar_client.aio.feeds import Answer, Feed, reply_of
-from bstar_client.bodies import to_name
+from bstar_client.arguments.bodies import to_name
+from bstar_client.calls.requests import DEFAULT, MapOptions, Timeout
 from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
 from bstar_client.core.window import Window
-from bstar_client.requests import DEFAULT, MapOptions, Timeout
 
 
 class AsyncHAClient(AsyncCaller, DurableCalls):

@@ -6,10 +6,10 @@ from collections import deque
 
 from bstar.errors import ClosedError, ConfigurationError
 from bstar_client.aio.loop import LinkLoop
+from bstar_client.arguments.settings import ClientSettings
+from bstar_client.calls.delivery import Delivery
 from bstar_client.core.calls import Call
 from bstar_client.core.outputs import ClientCore
-from bstar_client.delivery import Delivery
-from bstar_client.settings import ClientSettings
 
 
 class ClientLoop:

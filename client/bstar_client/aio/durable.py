@@ -10,10 +10,8 @@ from typing import Literal, overload
 
 from bstar.errors import BusyError, CallTimeoutError
 from bstar.wire.durable import Service
-from bstar_client.client import Client
-from bstar_client.core.calls import Ask, Body, CallFailed, Reply
-from bstar_client.core.window import Window
-from bstar_client.durable import (
+from bstar_client.calls.client import Client
+from bstar_client.calls.durable import (
     RetryPolicy,
     Task,
     schedule_frame,
@@ -21,7 +19,7 @@ from bstar_client.durable import (
     submit_frames,
     submit_frames_async,
 )
-from bstar_client.durable_answers import (
+from bstar_client.calls.durable_answers import (
     Pages,
     Polls,
     RequestStatus,
@@ -32,7 +30,9 @@ from bstar_client.durable_answers import (
     read_status,
     to_id,
 )
-from bstar_client.requests import DEFAULT, Timeout
+from bstar_client.calls.requests import DEFAULT, Timeout
+from bstar_client.core.calls import Ask, Body, CallFailed, Reply
+from bstar_client.core.window import Window
 
 
 class DurableCalls(Client, ABC):

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from bstar_client.links import Core, Links
-from bstar_client.settings import LinkSettings
-from bstar_client.unclosed import guard
+from bstar_client.arguments.settings import LinkSettings
+from bstar_client.links.links import Core, Links
+from bstar_client.links.unclosed import guard
 
 if TYPE_CHECKING:  # most programs keep none
     from bstar_client.journal import CallJournal, WorkJournal

@@ -5,7 +5,7 @@
 
     asyncio.run(AsyncWorker(["tcp://node1:5555", "tcp://node2:5555"], "shout", shout).run())
 
-It drives the same core (``bstar_client.core.worker_session``) in the event loop's thread. Each request is a
+It drives the same core (``bstar_client.core.worker.session``) in the event loop's thread. Each request is a
 task of the loop. Heartbeats need the loop, too: while a handler blocks it, the worker is *stuck* and gets no
 requests. Compute in ``asyncio.to_thread`` or in another process.
 """
@@ -24,16 +24,16 @@ from bstar.fleet import Endpoints
 from bstar.security import Security
 from bstar.wire.limits import CREDIT_MAX
 from bstar_client.aio.worker_loop import WorkerLoop
-from bstar_client.checks import check_async_handler
+from bstar_client.arguments.checks import check_async_handler
+from bstar_client.arguments.settings import Dialect, LinkSettings
 from bstar_client.core.calls import Body
-from bstar_client.handlers import Request, WorkerHooks
 from bstar_client.journal import JournalPlace
-from bstar_client.replies import ReplyStore
-from bstar_client.settings import Dialect, LinkSettings
-from bstar_client.worker import BaseWorker
+from bstar_client.workers.handlers import Request, WorkerHooks
+from bstar_client.workers.replies import ReplyStore
+from bstar_client.workers.worker import BaseWorker
 
 if TYPE_CHECKING:  # most workers serve none
-    from bstar.http_endpoint import HttpPlace
+    from bstar.net.http_endpoint import HttpPlace
 
 AsyncHandler = Callable[[Request], Awaitable[Body | None] | AsyncIterator[Body]]
 _AsyncHandlerT = TypeVar("_AsyncHandlerT", bound=AsyncHandler)

@@ -6,19 +6,19 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from functools import partial
 
+from bstar.base.printable import printable
 from bstar.errors import BstarError
-from bstar.printable import printable
 from bstar_client.aio.loop import LinkLoop
-from bstar_client.bodies import to_reply
+from bstar_client.arguments.bodies import to_reply
 from bstar_client.core.calls import Body
-from bstar_client.core.worker_dialects import Job
-from bstar_client.core.worker_outputs import Begin
-from bstar_client.core.worker_session import WorkerCore
-from bstar_client.dispatch import Dispatcher, Result
-from bstar_client.failures import drop, is_interrupt
-from bstar_client.handlers import Request
-from bstar_client.replies import ReplyStore
-from bstar_client.worker import LINGER_MS, WorkerSettings
+from bstar_client.core.worker.dialects import Job
+from bstar_client.core.worker.outputs import Begin
+from bstar_client.core.worker.session import WorkerCore
+from bstar_client.workers.dispatch import Dispatcher, Result
+from bstar_client.workers.failures import drop, is_interrupt
+from bstar_client.workers.handlers import Request
+from bstar_client.workers.replies import ReplyStore
+from bstar_client.workers.worker import LINGER_MS, WorkerSettings
 
 
 class WorkerLoop(Dispatcher):

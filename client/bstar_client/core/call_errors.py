@@ -2,6 +2,7 @@
 
 import contextlib
 
+from bstar.base.printable import printable
 from bstar.errors import (
     BstarError,
     BusyError,
@@ -12,7 +13,6 @@ from bstar.errors import (
     RemoteProtocolError,
     StreamInterruptedError,
 )
-from bstar.printable import printable
 from bstar.wire import durable
 from bstar_client.core.calls import Call
 

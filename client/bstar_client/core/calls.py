@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
+from bstar.base.printable import brief, compact
 from bstar.errors import BstarError
-from bstar.printable import brief, compact
 from bstar.wire.mmi import PREFIX
 
 # The body of a request or a reply: one frame, or several.

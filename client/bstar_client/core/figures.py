@@ -2,9 +2,9 @@
 
 import msgspec
 
-from bstar.printable import printable
-from bstar_client.core.handler_times import HandlerTimes
-from bstar_client.core.worker_session import WorkerCore
+from bstar.base.printable import printable
+from bstar_client.core.worker.handler_times import HandlerTimes
+from bstar_client.core.worker.session import WorkerCore
 
 
 class WorkerFigures(msgspec.Struct, frozen=True):

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from bstar.errors import ClosedError
 from bstar_client.core.calls import Call
 from bstar_client.core.counters import Counters
-from bstar_client.core.mdp02_session import Mdp02Session
+from bstar_client.core.native.session import Session
 from bstar_client.core.outputs import Fail, Output, Reset, Send
-from bstar_client.core.session import Session
+from bstar_client.core.plain.mdp02_session import Mdp02Session
 
 
 class FleetSession:

@@ -9,7 +9,7 @@ the reader's introduction; ``bstar.wire.emq`` has the frames.
 
 from typing import TYPE_CHECKING
 
-from bstar.on_demand import on_demand
+from bstar.base.on_demand import on_demand
 
 if TYPE_CHECKING:
     from bstar.wire.emq_jobs import Headers, Job

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from bstar.closing import Closing
+from bstar.base.closing import Closing
 from bstar.errors import (
     CallTimeoutError,
     ClosedError,
@@ -15,12 +15,12 @@ from bstar.errors import (
     NoActiveNodeError,
     OutcomeUnknownError,
 )
-from bstar.reactor import Reactor
+from bstar.net.reactor import Reactor
 from bstar.security import Security
 from bstar.wire import emq
 from bstar.wire.emq import Wire, queue_trouble
 from bstar.wire.emq_jobs import NO_HEADERS, Headers, Job, decode_result, encode_job
-from bstar_client.core.emq_calls import CallOutput, CallSettings, EmqCalls, Failed, Pending, Result, Sent
+from bstar_client.core.emq.calls import CallOutput, CallSettings, EmqCalls, Failed, Pending, Result, Sent
 from bstar_client.emq.link import RouterLink
 from bstar_client.emq.sockets import checked_endpoints, checked_wire, new_id
 

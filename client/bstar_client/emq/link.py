@@ -5,11 +5,11 @@ from typing import Generic, Protocol, TypeVar
 
 import zmq
 
-from bstar.closing import Closing
-from bstar.reactor import Reactor
+from bstar.base.closing import Closing
+from bstar.net.reactor import Reactor
 from bstar.security import Security
 from bstar.wire.limits import MESSAGE_BYTES_MAX
-from bstar_client.core.emq_manager import Close, Open, Send
+from bstar_client.core.emq.manager import Close, Open, Send
 from bstar_client.emq.sockets import Dealer
 
 OutputT = TypeVar("OutputT")

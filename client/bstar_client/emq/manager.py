@@ -8,13 +8,13 @@ from typing import TypeVar
 
 import msgspec
 
-from bstar.closing import Closing
+from bstar.base.closing import Closing
 from bstar.errors import ConfigurationError, RemoteProtocolError
-from bstar.reactor import Reactor
+from bstar.net.reactor import Reactor
 from bstar.security import Security
 from bstar.wire.emq import Queue, Wire, queue_trouble
 from bstar.wire.emq_jobs import decode_job, encode_result
-from bstar_client.core.emq_manager import Close, ManagerSession, ManagerSettings, Output, Registered, Run
+from bstar_client.core.emq.manager import Close, ManagerSession, ManagerSettings, Output, Registered, Run
 from bstar_client.emq.child import JobRefusedError, check_path
 from bstar_client.emq.link import RouterLink
 from bstar_client.emq.processes import Processes

@@ -19,9 +19,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from bstar.agenda import Timer
-from bstar.closing import Closing
-from bstar.reactor import Reactor
+from bstar.base.closing import Closing
+from bstar.net.agenda import Timer
+from bstar.net.reactor import Reactor
 from bstar.wire.emq_jobs import encode_result
 from bstar_client.emq.child import LENGTH_BYTES, Setup, framed
 

@@ -13,15 +13,15 @@ from collections import Counter
 
 import zmq
 
-from bstar.closing import Closing
+from bstar.base.closing import Closing
 from bstar.errors import ConfigurationError, LocalProtocolError, NoActiveNodeError, RemoteProtocolError
-from bstar.listener import Listener
-from bstar.reactor import Reactor
+from bstar.net.listener import Listener
+from bstar.net.reactor import Reactor
+from bstar.net.sockets import new_router, send, set_up_listener
+from bstar.net.zap_socket import ZapSocket, serve
 from bstar.security import Security, ServerSecurity
-from bstar.sockets import new_router, send, set_up_listener
 from bstar.wire import emq
 from bstar.wire.limits import MESSAGE_BYTES_MAX
-from bstar.zap_socket import ZapSocket, serve
 from bstar_client.emq.sockets import Dealer, checked_endpoints, checked_wire, new_id
 
 _log = logging.getLogger("bstar.emq")

@@ -6,11 +6,11 @@ from typing import Final
 
 import zmq
 
-from bstar.closing import Closing
-from bstar.endpoints import parse_endpoint
+from bstar.base.closing import Closing
+from bstar.base.endpoints import parse_endpoint
 from bstar.errors import ConfigurationError
+from bstar.net.sockets import receive, receive_event, send
 from bstar.security import Security
-from bstar.sockets import receive, receive_event, send
 from bstar.wire.emq import Wire
 
 # libzmq asks a silent connection for a sign of life, and ends it without one. The published router answers,

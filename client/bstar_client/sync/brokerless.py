@@ -4,9 +4,9 @@ import queue
 from collections.abc import Generator, Iterable
 from typing import Any, Literal, overload
 
-from bstar_client.brokerless import Brokerless, FreelanceBase, LazyPirateBase, StarBase
+from bstar_client.calls.brokerless import Brokerless, FreelanceBase, LazyPirateBase, StarBase
+from bstar_client.calls.requests import DEFAULT, Timeout
 from bstar_client.core.calls import Ask, Body, CallFailed, Reply
-from bstar_client.requests import DEFAULT, Timeout
 from bstar_client.sync.caller import Caller
 from bstar_client.sync.client_loop import Sink
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Self
 
 from bstar.errors import BstarError, ClosedError, ForkedError, NoActiveNodeError
-from bstar_client.client_base import ClientBase
+from bstar_client.calls.client_base import ClientBase
 from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
 from bstar_client.core.window import Window
 from bstar_client.sync.client_loop import ClientLoop, Sink
@@ -108,6 +108,6 @@ class Caller(ClientBase):
 
     def _explain(self, error: NoActiveNodeError) -> None:
         """Say in the error what is at the endpoints that the client did not reach."""
-        from bstar_client.endpoint_probe import explain  # noqa: PLC0415 - most programs never need it
+        from bstar_client.links.endpoint_probe import explain  # noqa: PLC0415 - most programs never need it
 
         explain(error, has_keys=self._settings.link.security is not None)

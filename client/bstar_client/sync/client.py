@@ -5,10 +5,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, Literal, Unpack, overload
 
 from bstar.wire.mmi import OK, Service
-from bstar_client.bodies import to_name
+from bstar_client.arguments.bodies import to_name
+from bstar_client.calls.requests import DEFAULT, MapOptions, Timeout
 from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
 from bstar_client.core.window import Window
-from bstar_client.requests import DEFAULT, MapOptions, Timeout
 from bstar_client.sync.caller import Caller
 from bstar_client.sync.client_loop import Sink
 from bstar_client.sync.durable import DurableCalls

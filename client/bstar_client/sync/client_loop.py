@@ -27,14 +27,14 @@ from collections.abc import Callable, Iterable, Sequence
 import zmq
 
 from bstar.errors import CallTimeoutError, ClosedError, ConfigurationError, LocalProtocolError
+from bstar_client.arguments.settings import ClientSettings
+from bstar_client.calls.delivery import Delivery
 from bstar_client.core.calls import Call, Outcome
 from bstar_client.core.outputs import ClientCore
-from bstar_client.delivery import Delivery
-from bstar_client.links import Links, timeout_ms
-from bstar_client.settings import ClientSettings
+from bstar_client.links.links import Links, timeout_ms
+from bstar_client.links.unclosed import guard
+from bstar_client.links.wakeup import WakeUp
 from bstar_client.sync.leader import Leadership
-from bstar_client.unclosed import guard
-from bstar_client.wakeup import WakeUp
 
 # A caller waits here for its outcomes, one or more at a time. None promotes it.
 Sink = queue.SimpleQueue[tuple[Outcome, ...] | None]

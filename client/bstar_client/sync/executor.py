@@ -3,15 +3,15 @@
 import time
 from collections.abc import Callable, Generator, Iterator
 
-from bstar_client.bodies import REPLY_HEAD_BYTES, to_reply
+from bstar_client.arguments.bodies import REPLY_HEAD_BYTES, to_reply
 from bstar_client.core.calls import Body
-from bstar_client.core.worker_dialects import Job
-from bstar_client.dispatch import Dispatcher
-from bstar_client.failures import drop
-from bstar_client.handlers import Request, WorkerHooks
-from bstar_client.replies import ReplyStore
+from bstar_client.core.worker.dialects import Job
 from bstar_client.sync.mailboxes import Outbox
 from bstar_client.sync.policy import Policy
+from bstar_client.workers.dispatch import Dispatcher
+from bstar_client.workers.failures import drop
+from bstar_client.workers.handlers import Request, WorkerHooks
+from bstar_client.workers.replies import ReplyStore
 
 _clock = time.monotonic
 

@@ -18,21 +18,27 @@ import msgspec
 import zmq
 
 from bstar.errors import ClosedError, ConfigurationError, ForkedError, RemoteProtocolError
-from bstar.io_threads import new_context
-from bstar.listener import Listener
-from bstar.reactor import Reactor
+from bstar.net.io_threads import new_context
+from bstar.net.listener import Listener
+from bstar.net.reactor import Reactor
+from bstar.net.sockets import send
+from bstar.net.zap_socket import ZapSocket, serve
 from bstar.security import ServerSecurity
 from bstar.security.zap import CLIENTS
-from bstar.sockets import send
 from bstar.wire.brokerless import read_request
 from bstar.wire.limits import MESSAGE_BYTES_MAX
-from bstar.zap_socket import ZapSocket, serve
-from bstar_client.bodies import to_reply
-from bstar_client.checks import check_async_handler, check_handler, check_instance, to_count, to_seconds
+from bstar_client.arguments.bodies import to_reply
+from bstar_client.arguments.checks import (
+    check_async_handler,
+    check_handler,
+    check_instance,
+    to_count,
+    to_seconds,
+)
 from bstar_client.core.calls import Body
-from bstar_client.failures import report_plain
-from bstar_client.handlers import Request
-from bstar_client.unclosed import guard
+from bstar_client.links.unclosed import guard
+from bstar_client.workers.failures import report_plain
+from bstar_client.workers.handlers import Request
 
 PlainHandler = Callable[[Request], Body | None]
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from bstar_client.wakeup import WakeUp
+from bstar_client.links.wakeup import WakeUp
 
 # A handler that runs longer than this loses the lead.
 _LASTING_S = 0.005

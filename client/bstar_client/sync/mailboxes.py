@@ -10,10 +10,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from bstar_client.core.lanes import Lanes
-from bstar_client.core.worker_dialects import Job
-from bstar_client.dispatch import Result
-from bstar_client.wakeup import WakeUp
+from bstar_client.core.worker.dialects import Job
+from bstar_client.core.worker.lanes import Lanes
+from bstar_client.links.wakeup import WakeUp
+from bstar_client.workers.dispatch import Result
 
 # Finished replies wait no longer than this for a handler that still runs.
 UNSENT_S_MAX = 0.001

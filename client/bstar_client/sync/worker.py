@@ -1,6 +1,6 @@
 """The worker for threads: a handler for one service, offered to every node of its pair.
 
-The core (``bstar_client.core.worker_session``) decides everything; ``worker_loop`` has the threads.
+The core (``bstar_client.core.worker.session``) decides everything; ``worker_loop`` has the threads.
 Heartbeats wait for no handler, but they need the interpreter's lock: code that holds it for seconds needs a
 process of its own.
 """
@@ -12,13 +12,13 @@ import threading
 from types import FrameType
 from typing import Self, TypeVar
 
+from bstar.base.printable import printable
 from bstar.errors import BstarError
-from bstar.printable import printable
-from bstar_client.checks import check_handler
-from bstar_client.handlers import Handler
+from bstar_client.arguments.checks import check_handler
+from bstar_client.links.unclosed import guard
 from bstar_client.sync.worker_loop import WorkerLoop
-from bstar_client.unclosed import guard
-from bstar_client.worker import THREADS_MAX, BaseWorker
+from bstar_client.workers.handlers import Handler
+from bstar_client.workers.worker import THREADS_MAX, BaseWorker
 
 _HandlerT = TypeVar("_HandlerT", bound=Handler)
 

@@ -10,20 +10,20 @@ import logging
 import threading
 import time
 
+from bstar.base.printable import printable
 from bstar.errors import BstarError
-from bstar.printable import printable
-from bstar_client.core.lanes import Lanes
-from bstar_client.core.worker_dialects import Job
-from bstar_client.core.worker_outputs import Begin
-from bstar_client.core.worker_session import WorkerCore
-from bstar_client.dispatch import Dispatcher
-from bstar_client.links import Links, timeout_ms
+from bstar_client.core.worker.dialects import Job
+from bstar_client.core.worker.lanes import Lanes
+from bstar_client.core.worker.outputs import Begin
+from bstar_client.core.worker.session import WorkerCore
+from bstar_client.links.links import Links, timeout_ms
+from bstar_client.links.wakeup import WakeUp
 from bstar_client.sync.executor import Executor
 from bstar_client.sync.leader import Leadership
 from bstar_client.sync.mailboxes import UNSENT_S_MAX, Inbox, Outbox, Word
 from bstar_client.sync.policy import Policy
-from bstar_client.wakeup import WakeUp
-from bstar_client.worker import LINGER_MS, WorkerSettings
+from bstar_client.workers.dispatch import Dispatcher
+from bstar_client.workers.worker import LINGER_MS, WorkerSettings
 
 _log = logging.getLogger("bstar_client")
 

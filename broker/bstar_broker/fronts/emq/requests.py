@@ -20,8 +20,8 @@ from contextlib import suppress
 
 import msgspec
 
+from bstar.base.printable import printable
 from bstar.errors import RemoteProtocolError
-from bstar.printable import printable
 from bstar.wire import durable, emq, mmi
 from bstar.wire.dialect import Dialect
 from bstar.wire.durable import Fetch, Receipt, Service, Standing, State, Submit

@@ -13,8 +13,8 @@ from hashlib import blake2b
 
 import msgspec
 
+from bstar.base.printable import printable
 from bstar.errors import RemoteProtocolError
-from bstar.printable import printable
 from bstar.wire import durable, mmi, pzq
 from bstar.wire.dialect import Dialect, Frames
 from bstar.wire.durable import Service, Submit

@@ -9,8 +9,8 @@ from functools import partial
 
 import msgspec
 
+from bstar.base.printable import printable
 from bstar.errors import RemoteProtocolError
-from bstar.printable import printable
 from bstar.security.principals import Principal
 from bstar.wire import CODECS, durable, native, native_broker, refusals
 from bstar.wire.batches import bodies_of, pack_finals, take_extensions

@@ -35,8 +35,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from bstar.base.printable import printable
 from bstar.errors import RemoteProtocolError
-from bstar.printable import printable
 from bstar_broker.core.outputs import Notice, Output
 from bstar_broker.store.core.entries import START, Position
 from bstar_broker.store.core.events import (

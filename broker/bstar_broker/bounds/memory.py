@@ -1,0 +1,141 @@
+"""A node's memory: a warning at its start, and the octets that requests may still take.
+
+Between two looks at the process's size the broker counts the octets that it accepts. So a burst cannot take
+more than was left. The next look comes when much of what was left is taken, or may be.
+"""
+
+import logging
+from collections.abc import Callable
+
+from bstar.base.closing import Closing
+from bstar.host.memory import Memory, give_back, return_large
+from bstar.settings import Settings
+from bstar_broker.core.admission import REQUEST_BYTES
+from bstar_broker.core.ledger import Ledger
+
+_log = logging.getLogger("bstar.broker")
+
+LOOK_INTERVAL_S = 0.25
+# A look is left out while requests have taken less than this part of what the last one found,
+_PART_TAKEN = 16
+# and while all that the broker does not count (replies, queues of libzmq, connections, the store) cannot have
+# taken half of it: loopback brings some 2 GiB a second. An operator may lower a limit, so every 5 s at least.
+_GROWTH_BYTES_PER_S = 4 << 30
+_LOOK_INTERVAL_MAX_S = 5.0
+# A node with less memory than it is configured for returns freed blocks of this size to the system at once.
+_RETURNED_BYTES = 128 << 10
+# To return freed memory takes some 50 ms for a heap of 1 GiB, so it is done at most this often.
+_GIVE_BACK_INTERVAL_S = 5.0
+# A node at its limit logs a warning at most this often.
+_WARNING_INTERVAL_S = 60.0
+# An idle node, its libraries and its threads.
+_NODE_BYTES = 64 << 20
+# How many messages of the largest size are in memory beside the queues: one that arrives, one at a worker,
+# one that leaves, and a reply.
+_MESSAGES_BESIDE = 4
+
+_MIB = 1 << 20
+# Requests that wait in one connection's pipe before TCP pushes back on the client: enough that libzmq's
+# thread and the loop need not wait for each other, and no more than this part of the memory if each has a
+# mebibyte.
+_RECEIVE_QUEUE_MAX = 10_000
+_RECEIVE_QUEUE_MIN = 16
+_RECEIVE_QUEUE_PART = 16
+# A node always reads frames of this size: batches, and requests for its state.
+_FRAME_BYTES_MIN = 2 * _MIB
+
+
+def bytes_needed(settings: Settings) -> int:
+    """What a node may hold at most: full queues in octets, one full queue in requests, and large messages."""
+    limits = settings.limits
+    return (
+        _NODE_BYTES
+        + limits.queue_bytes_max
+        + _MESSAGES_BESIDE * limits.message_bytes_max
+        + limits.queue_length_max * REQUEST_BYTES
+    )
+
+
+class MemoryWatch(Closing):
+    """Call ``look`` every ``LOOK_INTERVAL_S`` seconds: it sets what the broker may still take."""
+
+    def __init__(self, ledger: Ledger, memory: Memory, *, give_back: Callable[[], None] = give_back) -> None:
+        self._ledger = ledger
+        self._memory = memory
+        self._give_back = give_back
+        # What the last look gave the broker, and until when that holds.
+        self._given = 0
+        self._look_at = self._looked_at = float("-inf")
+        self._gave_back_at = float("-inf")
+        self._warned_at = float("-inf")
+
+    def begin(self, settings: Settings) -> None:
+        """If the limits allow more than the machine has, log a warning, and keep no freed memory."""
+        least, needed = self._memory.least(), bytes_needed(settings)
+        if needed <= least.octets:
+            return
+        return_large(_RETURNED_BYTES)
+        limits = settings.limits
+        _log.warning(
+            "memory: this node may use %d MiB (%s), but its configuration allows it to hold %d MiB: "
+            "limits.queue_bytes_max %d MiB, limits.message_bytes_max %d MiB times %d, "
+            "limits.queue_length_max %d requests of %d octets beside their bodies, and %d MiB for itself. "
+            "Requests are refused as busy before it is used up; lower these keys or raise the limit",
+            least.octets // _MIB,
+            least.where,
+            needed // _MIB,
+            limits.queue_bytes_max // _MIB,
+            limits.message_bytes_max // _MIB,
+            _MESSAGES_BESIDE,
+            limits.queue_length_max,
+            REQUEST_BYTES,
+            _NODE_BYTES // _MIB,
+        )
+
+    def frame_bytes_max(self, wanted: int) -> int:
+        """The largest frame to receive: half of what is left, so that one alone cannot end the node.
+
+        The sender of a larger one is disconnected before any memory is taken for it, here and at the peer.
+        """
+        left = self._memory.left()
+        return wanted if left is None else min(wanted, max(left // 2, _FRAME_BYTES_MIN))
+
+    def receive_queue(self) -> int:
+        """How many messages of one connection libzmq may hold before the loop has read them.
+
+        It fills these queues while the loop is busy, and nobody can refuse what is in them.
+        """
+        left = self._memory.left()
+        fits = _RECEIVE_QUEUE_MAX if left is None else left // _RECEIVE_QUEUE_PART // _MIB
+        return min(max(fits, _RECEIVE_QUEUE_MIN), _RECEIVE_QUEUE_MAX)
+
+    def arrived(self, now: float) -> None:
+        """A large message came: what the last look found holds for ``LOOK_INTERVAL_S`` at most."""
+        if now - self._looked_at >= LOOK_INTERVAL_S:
+            self._look_at = now
+        self.look(now)
+
+    def look(self, now: float) -> None:
+        """Set what requests may take until the next look, unless the last look's figure still holds."""
+        taken = self._given - self._ledger.memory_left
+        if now < self._look_at and taken * _PART_TAKEN < self._given:
+            return
+        self._looked_at = now
+        left = self._memory.left()
+        if left is None:
+            return
+        if left <= 0 and now - self._gave_back_at >= _GIVE_BACK_INTERVAL_S:
+            # Memory that the queues freed still counts as used. Without this the node would refuse for ever.
+            self._gave_back_at = now
+            self._give_back()
+            left = self._memory.left() or 0
+        # Each octet may be in memory twice for a moment: as it was received, and as it is sent.
+        self._given = self._ledger.memory_left = left // 2
+        self._look_at = now + min(left / _GROWTH_BYTES_PER_S, _LOOK_INTERVAL_MAX_S)
+        if left <= 0 and now - self._warned_at >= _WARNING_INTERVAL_S:
+            self._warned_at = now
+            _log.warning("memory is used up except for a reserve: new requests get BUSY until some is free")
+
+    def close(self) -> None:
+        """Close the files of the system. Idempotent."""
+        self._memory.close()

@@ -1,0 +1,1 @@
+"""What every room needs: no protocol, no socket, no clock."""

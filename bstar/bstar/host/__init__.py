@@ -1,0 +1,1 @@
+"""What the machine gives a process: its memory, its service manager, files that are always whole."""

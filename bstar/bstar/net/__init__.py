@@ -1,0 +1,1 @@
+"""Sockets and the loop that serves them: reactor, connections, CURVE, HTTP."""

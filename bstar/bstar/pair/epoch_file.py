@@ -1,0 +1,156 @@
+"""The epoch of a node's last activation, kept across restarts in one small file.
+
+The file is always whole (``whole_file``). ``EpochKeeper`` writes it while the node serves, and retries after
+a failure.
+
+A process that uses the file holds a lock on its folder (flock of ``STATE_DIR/epoch.lock``), which ends with
+the process. So two nodes cannot share a folder, and ``bstar epoch reset`` cannot write beside a node.
+"""
+
+import logging
+import os
+from pathlib import Path
+
+from bstar.errors import ConfigurationError
+from bstar.host.whole_file import lock_file, sync_folder, write_whole
+from bstar.wire.epochs import EPOCH_MAX
+
+_log = logging.getLogger("bstar.pair")
+
+_DIGITS_MAX = len(str(EPOCH_MAX))
+
+# A failure is logged again this often. The keeper tries again at every turn of its timer.
+_REMIND_S = 60.0
+
+
+class EpochFile:
+    """``STATE_DIR/epoch``: one decimal number and a newline."""
+
+    def __init__(self, state_dir: str | os.PathLike[str]) -> None:
+        self._folder = Path(state_dir)
+        self.path = self._folder / "epoch"
+        self._lock: int | None = None
+
+    def lock(self) -> bool:
+        """Take the folder, which is made if it is missing, until ``unlock`` or the end of this process.
+
+        False if another process has it. OSError if the folder cannot be made or its file system has no locks.
+        """
+        self._lock = lock_file(self.path.with_name("epoch.lock"))
+        return self._lock is not None
+
+    def unlock(self) -> None:
+        """Leave the folder to others. Idempotent."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def load(self) -> int:
+        """The stored epoch, 0 if there is none. Makes the folder and writes into it as a test.
+        ConfigurationError if any of it fails.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._check()
+        except OSError as error:
+            raise ConfigurationError(
+                f"state_dir: cannot write to {self._folder}: {error.strerror or error}; name a directory "
+                "that this user may write to and that has room, or null to keep no epoch"
+            ) from error
+        return self.read()
+
+    def read(self) -> int:
+        """The stored epoch, 0 if there is no file. ConfigurationError if the file holds none."""
+        try:
+            text = self.path.read_text(encoding="ascii")
+        except FileNotFoundError:
+            return 0
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"state_dir: cannot read {self.path}: {error}") from error
+        digits = text.strip()
+        if not digits.isdecimal() or len(digits) > _DIGITS_MAX or int(digits) > EPOCH_MAX:
+            raise ConfigurationError(
+                f"state_dir: {self.path} holds {text[:40]!r}, not an epoch (a number from 0 to 2^62): "
+                "bstar epoch reset stores 0 there; with --force while the peer runs, which tells this node "
+                "its epoch before it serves"
+            )
+        return int(digits)
+
+    def save(self, epoch: int) -> None:
+        """Store ``epoch`` durably; makes the folder again if it was removed. OSError if that fails."""
+        write_whole(self.path, _encode(epoch))
+
+    def _check(self) -> None:
+        """Test that ``save`` will work, with another file."""
+        probe = self.path.with_name("epoch.check")
+        write_whole(probe, _encode(0))
+        probe.unlink()
+        sync_folder(self._folder)
+
+
+class EpochKeeper:
+    """Stores the epoch of each activation, and retries until it succeeds.
+
+    The node serves meanwhile. Peer and workers know the epoch, so the file matters only if all of them
+    restart at once. A full disk must not stop the service for that. ``error`` says why the epoch is not
+    stored, "" if it is.
+    """
+
+    def __init__(self, file: EpochFile) -> None:
+        self.file = file
+        self.error = ""
+        self._epoch = 0
+        self._told_at = 0.0
+
+    def open(self) -> int:
+        """Take the file for this process; the stored epoch. ConfigurationError if another process has it, or
+        if it cannot be read or written.
+        """
+        try:
+            is_free = self.file.lock()
+        except OSError as error:
+            epoch = self.file.load()  # says what is wrong if it is more than the lock
+            _log.warning(
+                "%s cannot be locked: %s; nothing keeps another node from using it", self.file.path, error
+            )
+            return epoch
+        if not is_free:
+            raise ConfigurationError(
+                f"state_dir: another process uses {self.file.path.parent}: each node needs a directory of "
+                "its own; stop the process that has this one, or name another one"
+            )
+        return self.file.load()
+
+    def close(self) -> None:
+        """Leave the file to others. Idempotent."""
+        self.file.unlock()
+
+    def keep(self, epoch: int, now: float) -> None:
+        """Store ``epoch``, now or as soon as that is possible."""
+        self._epoch = epoch
+        try:
+            self.file.save(epoch)
+        except OSError as error:
+            text = str(error.strerror or error)
+            if text != self.error or now >= self._told_at + _REMIND_S:
+                self._told_at = now
+                _log.error(
+                    "epoch %d could not be stored in %s: %s; the node serves and tries again",
+                    epoch,
+                    self.file.path,
+                    text,
+                )
+            self.error = text
+            return
+        if self.error:
+            self.error = ""
+            _log.warning("epoch %d is stored in %s again", epoch, self.file.path)
+
+    def retry(self, now: float) -> None:
+        """Retry a failed store."""
+        if self.error:
+            self.keep(self._epoch, now)
+
+
+def _encode(epoch: int) -> bytes:
+    return b"%d\n" % epoch

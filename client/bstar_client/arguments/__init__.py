@@ -1,0 +1,1 @@
+"""The arguments of clients and workers: their checks, their settings, the frames of a body."""

@@ -1,0 +1,183 @@
+"""Durable requests as an application submits them: their options and their frames.
+
+No sockets, no threads, no event loop: both clients use it. ``bstar.wire.durable`` has the frames,
+docs/durable.md what a store promises, ``durable_answers`` what the application hears.
+"""
+
+import os
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+
+import msgspec
+
+from bstar.base.printable import brief, compact, printable
+from bstar.errors import ConfigurationError, LocalProtocolError
+from bstar.wire import durable, mmi
+from bstar.wire.durable import Missed, Repeat, Schedule, Submit
+from bstar_client.arguments.bodies import to_frames, to_name
+from bstar_client.arguments.checks import to_count, to_milliseconds
+from bstar_client.calls.requests import extensions_of, to_key
+from bstar_client.core.calls import Body
+
+_ATTEMPTS_MAX = 1_000_000
+
+MISSED = tuple(each.name.lower() for each in Missed)
+
+
+class RetryPolicy(msgspec.Struct, frozen=True):
+    """How a durable request is tried. None takes the store's default.
+
+    ``max``: attempts at most, the first included. ``backoff``: seconds after the first failed attempt, twice
+    as long after each further one, ``backoff_max`` at most.
+    """
+
+    max: int | None = None
+    backoff: float | None = None
+    backoff_max: float | None = None
+
+
+_DEFAULT = RetryPolicy()
+
+
+class Task(msgspec.Struct, frozen=True, gc=False):
+    """One body for ``submit_many`` with its own options, which are those of ``submit``."""
+
+    body: Body
+    key: bytes | str | None = None
+    delay: float | None = None
+    at: datetime | float | None = None
+    expires: float | None = None
+    retries: RetryPolicy | None = None
+    priority: int = 0
+    headers: Mapping[str, str] | None = None
+
+    def __repr__(self) -> str:
+        """With the beginning of the body, and the names of the headers."""
+        return compact(self, body=brief(self.body), headers=str(sorted(self.headers)) if self.headers else "")
+
+
+# The extensions of a request's headers: ``Requests.carried`` adds the caller's trace.
+Carry = Callable[[Mapping[str, str] | None], bytes]
+
+
+def submit_frame(service: str | bytes, task: Task, carry: Carry = extensions_of) -> bytes:
+    """The frame of Submit, with a new id or that of the key. Sent again, it asks for the same request.
+    TypeError or LocalProtocolError if it cannot be.
+    """
+    return durable.encode(_to_submit(service, task, carry))
+
+
+def schedule_frame(
+    service: str | bytes,
+    task: Task,
+    carry: Carry = extensions_of,
+    *,
+    every: float | None,
+    cron: str | None,
+    zone: str,
+    missed: str,
+) -> bytes:
+    """The frame of Schedule; see ``submit_frame``."""
+    if (every is None) == (cron is None):
+        raise LocalProtocolError("a schedule has either an interval, every, or a cron expression, cron")
+    if every is not None and zone != "UTC":
+        raise LocalProtocolError("zone is for cron: the times of an interval have none")
+    if missed not in MISSED:
+        raise LocalProtocolError(f"missed is one of {', '.join(MISSED)}, not {missed!r}")
+    for value, name in ((cron, "cron"), (zone, "zone")):
+        if not isinstance(value, str | None):
+            raise TypeError(f"{name} is a text, not {type(value).__name__}")
+    repeat = Repeat(
+        _to_span_ms(every, "every", least=1_000),
+        cron or "",
+        zone,
+        Missed[missed.upper()],
+        _to_span_ms(task.expires, "expires", least=1),
+    )
+    submit = _to_submit(service, msgspec.structs.replace(task, expires=None), carry)
+    return durable.encode(Schedule(submit, repeat))
+
+
+def _to_submit(service: str | bytes, task: Task, carry: Carry) -> Submit:
+    name = to_name(service)
+    if name.startswith((durable.PREFIX, mmi.PREFIX)):
+        raise LocalProtocolError(f"services named mmi. and store. belong to the broker: {printable(name)}")
+    key = to_key(task.key)
+    if key is None:
+        request_id = durable.new_id(time.time_ns() // 1_000_000, os.urandom(10))
+    else:
+        request_id = durable.keyed_id(name, key)
+    if task.delay is not None and task.at is not None:
+        raise LocalProtocolError("delay and at both say when it begins: give one of them")
+    policy = _DEFAULT if task.retries is None else task.retries
+    if not isinstance(policy, RetryPolicy):
+        raise TypeError(f"retries is a RetryPolicy or None, not {type(policy).__name__}")
+    at_ms, delay_ms = _to_time_ms(task.at), _to_span_ms(task.delay, "delay")
+    expires_ms = _to_span_ms(task.expires, "expires", least=1)
+    if 0 < expires_ms <= max(delay_ms, at_ms - time.time_ns() // 1_000_000):
+        raise LocalProtocolError("it expires before it begins: expires counts from the submit, too")
+    return Submit(
+        request_id,
+        name,
+        to_frames(task.body),
+        at_ms=at_ms,
+        delay_ms=delay_ms,
+        expires_ms=expires_ms,
+        attempts_max=0 if policy.max is None else _to_number(policy.max, "max", 1, _ATTEMPTS_MAX),
+        # On the wire 0 is the default.
+        backoff_ms=0 if policy.backoff is None else max(1, _to_span_ms(policy.backoff, "backoff")),
+        backoff_max_ms=_to_span_ms(policy.backoff_max, "backoff_max", least=1),
+        priority=_to_number(task.priority, "priority", 0, 9),
+        headers=carry(task.headers),
+    )
+
+
+def submit_frames(service: str | bytes, bodies: Iterable[Body | Task], carry: Carry) -> Iterator[bytes]:
+    """The frames of Submit of many bodies. An error has the body's position in a note."""
+    for index, body in enumerate(bodies):
+        yield _frame_of_many(service, body, index, carry)
+
+
+async def submit_frames_async(
+    service: str | bytes, bodies: AsyncIterable[Body | Task], carry: Carry
+) -> AsyncIterator[bytes]:
+    """The same of an async iterable."""
+    index = 0
+    async for body in bodies:
+        yield _frame_of_many(service, body, index, carry)
+        index += 1
+
+
+def _frame_of_many(service: str | bytes, body: Body | Task, index: int, carry: Carry) -> bytes:
+    try:
+        return submit_frame(service, body if isinstance(body, Task) else Task(body), carry)
+    except (LocalProtocolError, TypeError) as error:
+        error.add_note(f"body {index} of submit_many()")
+        raise
+
+
+def _to_time_ms(at: object) -> int:
+    if at is None:
+        return 0
+    if isinstance(at, datetime):
+        if at.utcoffset() is None:
+            raise LocalProtocolError(f"at has no time zone: {at}; write datetime(…, tzinfo=UTC)")
+        at = at.timestamp()
+    return to_milliseconds(at, "at", durable.FOREVER_MS)
+
+
+def _to_span_ms(seconds: object, name: str, *, least: int = 0) -> int:
+    if seconds is None:
+        return 0
+    span_ms = to_milliseconds(seconds, name, durable.FOREVER_MS)
+    if span_ms < least:
+        raise LocalProtocolError(f"{name} is at least {least / 1000:g} s, not {seconds}")
+    return span_ms
+
+
+def _to_number(value: object, name: str, low: int, high: int) -> int:
+    try:
+        return to_count(value, name, low, high)
+    except ConfigurationError as error:
+        raise LocalProtocolError(str(error)) from None

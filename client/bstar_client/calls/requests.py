@@ -1,0 +1,241 @@
+"""Makes calls of callers' requests: checked, with a deadline and the pair of the service.
+
+No sockets, no threads, no event loop: both clients use it.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypedDict
+
+import msgspec
+
+from bstar.errors import CallTimeoutError, LocalProtocolError, RemoteProtocolError
+from bstar.wire import durable, mmi
+from bstar.wire.extensions import headers_extensions
+from bstar.wire.mmi import OK, Service
+from bstar_client.arguments.bodies import to_frames, to_name, to_octets
+from bstar_client.arguments.checks import check_flag, to_timeout
+from bstar_client.arguments.settings import ClientSettings
+from bstar_client.core.calls import Ask, Body, Call, CallTracer, Reply
+
+# A call's own timeout. If it is unset, the client's applies.
+Timeout: TypeAlias = float | msgspec.UnsetType | None
+DEFAULT = msgspec.UNSET
+# A request has at most this many octets beside its service's name, its headers and its body.
+_HEADER_BYTES = 64
+# What such services answer depends on the pair, not on the name.
+_BROKERS = (mmi.PREFIX, durable.PREFIX)
+
+
+class MapOptions(TypedDict, total=False):
+    """The options of ``map``, but for ``errors``, on which the type of the outcomes depends."""
+
+    window: int
+    ordered: bool
+    timeout: Timeout
+    idempotent: bool
+
+
+class Requests:
+    """The calls of one client. The shell puts outcomes into a call's ``sink``; nothing here reads it."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._fleet = settings.fleet
+        self._is_fleet = len(settings.fleet.pairs) > 1
+        self._timeout = settings.timeout
+        self._is_native = settings.is_native
+        self._message_bytes_max = settings.link.message_bytes_max
+        self.tracer: CallTracer | None = None
+
+    def call(
+        self,
+        ask: Ask,
+        sink: Any,
+        *,
+        idempotent: bool,
+        is_stream: bool = False,
+        index: int = 0,
+        pair: int | None = None,
+    ) -> Call:
+        """A call for the session. LocalProtocolError or TypeError if it cannot be sent."""
+        check_flag(idempotent, "idempotent")
+        check_flag(ask.urgent, "urgent")
+        key = to_key(ask.key)
+        if key is not None and not self._is_native:
+            raise LocalProtocolError("plain MDP/0.2 has no identities, so a request cannot have a key")
+        if ask.urgent and not self._is_native:
+            raise LocalProtocolError("plain MDP/0.2 has no urgent requests")
+        extensions = extensions_of(ask.headers)
+        if extensions and not self._is_native:
+            raise LocalProtocolError("plain MDP/0.2 has no headers")
+        name = to_name(ask.service)
+        frames = [ask.body] if type(ask.body) is bytes else to_frames(ask.body)
+        size = sum(map(len, frames))
+        if size + len(name) + len(extensions) + _HEADER_BYTES > self._message_bytes_max:
+            raise LocalProtocolError(f"the message has more than {self._message_bytes_max} octets")
+        now = time.monotonic()
+        timeout_s = self.seconds(ask.timeout)
+        call = Call(
+            name,
+            frames,
+            None if timeout_s is None else now + timeout_s,
+            idempotent,
+            is_stream,
+            index,
+            sink,
+            key,
+            ask.urgent,
+            now,
+            bytes_in=size,
+            pair=(self._place(name, frames) if self._is_fleet else 0) if pair is None else pair,
+            extensions=extensions,
+        )
+        if self.tracer is not None:
+            self._trace(self.tracer, call, ask.headers or {})
+        return call
+
+    def _trace(self, tracer: CallTracer, call: Call, headers: Mapping[str, str]) -> None:
+        """Let the request carry its trace, if there is room: a trace never makes a call fail."""
+        carried = tracer.begin(call, headers)
+        if self._is_native:
+            with contextlib.suppress(LocalProtocolError):
+                extensions = headers_extensions(carried)
+                size = call.bytes_in + len(call.service) + len(extensions) + _HEADER_BYTES
+                if size <= self._message_bytes_max:
+                    call.extensions = extensions
+
+    def carried(self, headers: Mapping[str, str] | None) -> bytes:
+        """The extensions of a durable request: its headers, and the caller's trace if calls are traced and if
+        there is room for it.
+        """
+        extensions = extensions_of(headers)
+        if self.tracer is not None:
+            with contextlib.suppress(LocalProtocolError):
+                extensions = headers_extensions(self.tracer.carried(headers or {}))
+        return extensions
+
+    def call_maker(
+        self, service: str | bytes, timeout: Timeout, idempotent: bool, sink: Any, pair: int | None = None
+    ) -> Callable[[Body | Ask, int], Call]:
+        """A function that makes calls of ``map``'s bodies and positions. Most bodies take a short path.
+
+        ``pair``: that of all of them, if it is not the service's.
+        """
+        check_flag(idempotent, "idempotent")
+        timeout_s: float | None = None
+        name, place = b"", -1
+        size_max = self._message_bytes_max - _HEADER_BYTES
+        # A wrong service or timeout is the error of each body.
+        # A traced call takes the long path.
+        with contextlib.suppress(LocalProtocolError, CallTimeoutError):
+            timeout_s = self.seconds(timeout)
+            name = to_name(service)
+            if self.tracer is None and (pair is not None or not name.startswith(_BROKERS)):
+                place = self._fleet.place(name) if pair is None else pair
+                size_max -= len(name)
+
+        def make(body: Body | Ask, index: int) -> Call:
+            if type(body) is bytes and place >= 0 and (size := len(body)) <= size_max:
+                now = time.monotonic()
+                deadline = None if timeout_s is None else now + timeout_s
+                return Call(
+                    name,
+                    [body],
+                    deadline,
+                    idempotent,
+                    index=index,
+                    sink=sink,
+                    begun_at=now,
+                    bytes_in=size,
+                    pair=place,
+                )
+            if isinstance(body, Ask):
+                own_timeout = timeout if body.timeout is DEFAULT else body.timeout
+                own_service = service if body.service is None else body.service
+                ask = Ask(body.body, body.key, own_timeout, own_service, body.urgent, body.headers)
+            else:
+                ask = Ask(body, None, timeout, service)
+            return self.call(ask, sink, idempotent=idempotent, index=index, pair=pair)
+
+        return make
+
+    def store_pair(self, service: str | bytes | None) -> int:
+        """The pair that stores the requests to a service. LocalProtocolError if that cannot be told."""
+        if not self._is_native:
+            raise LocalProtocolError("plain MDP/0.2 has no durable requests: use the native dialect")
+        if not self._is_fleet:
+            return 0
+        if service is None:
+            raise LocalProtocolError(
+                f"this client has {len(self._fleet.pairs)} pairs: name the service of the durable request "
+                "(service=…), which leads to its pair"
+            )
+        return self._fleet.place(to_name(service))
+
+    def store_pairs(self, service: str | bytes | None) -> range:
+        """The same; without a service all pairs."""
+        if service is None and self._is_native:
+            return range(len(self._fleet.pairs))
+        place = self.store_pair(service)
+        return range(place, place + 1)
+
+    def services_calls(self, timeout: Timeout, new_sink: Callable[[], Any]) -> list[Call]:
+        """A call of mmi.services for each pair, each with a sink of its own."""
+        ask = Ask(b"", timeout=timeout, service=Service.SERVICES.value)
+        return [
+            self.call(ask, new_sink(), idempotent=True, pair=place) for place in range(len(self._fleet.pairs))
+        ]
+
+    def read_services(self, calls: Sequence[Call], replies: Sequence[Reply]) -> list[dict[str, object]]:
+        """Read the replies to ``services_calls``. In a fleet each service has its ``pair``."""
+        services: list[dict[str, object]] = []
+        for call, reply in zip(calls, replies, strict=True):
+            pair = {"pair": self._fleet.pairs[call.pair].identity} if self._is_fleet else {}
+            services += [entry | pair for entry in _read_services(reply)]
+        return services
+
+    def _place(self, service: bytes, frames: list[bytes]) -> int:
+        """The pair of a request. A question to a broker about a service goes to that service's pair."""
+        fleet = self._fleet
+        if not service.startswith(_BROKERS):
+            return fleet.place(service)
+        if service.startswith(durable.PREFIX):
+            raise LocalProtocolError(
+                f"{service.decode(errors='replace')} asks the store of one pair, but this client has "
+                f"{len(fleet.pairs)} pairs: use submit(), result() and so on, or a client of one pair"
+            )
+        if frames[-1] and service in (Service.SERVICE.value, Service.WORKERS.value):
+            return fleet.place(frames[-1])
+        raise LocalProtocolError(
+            f"{service.decode(errors='replace')} asks one broker about itself, but this client has "
+            f"{len(fleet.pairs)} pairs: use services(), node_states(), or a client of one pair"
+        )
+
+    def seconds(self, timeout: Timeout) -> float | None:
+        """A call's timeout, or the client's."""
+        return self._timeout if timeout is DEFAULT else to_timeout(timeout)
+
+
+def extensions_of(headers: Mapping[str, str] | None) -> bytes:
+    """The extensions of a caller's headers. TypeError or LocalProtocolError if they cannot be sent."""
+    return b"" if headers is None else headers_extensions(headers)
+
+
+def to_key(key: bytes | str | None) -> bytes | None:
+    """A caller's key as octets; text becomes UTF-8. LocalProtocolError for an empty key."""
+    if key is None:
+        return None
+    octets = to_octets(key, "a key")
+    if not octets:
+        raise LocalProtocolError("a key is one octet or more; None means that the request has none")
+    return octets
+
+
+def _read_services(reply: Reply) -> list[dict[str, object]]:
+    if reply.frames[0] != OK or len(reply.frames) != 2:
+        raise RemoteProtocolError("mmi", f"the broker does not answer mmi.services: {reply.frames[0][:16]!r}")
+    try:
+        return msgspec.json.decode(reply.frames[1], type=list[dict[str, object]])
+    except msgspec.DecodeError as error:
+        raise RemoteProtocolError("mmi", f"the answer to mmi.services cannot be read: {error}") from error

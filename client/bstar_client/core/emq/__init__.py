@@ -1,0 +1,1 @@
+"""The sessions of EventMQ: a client and a job manager."""

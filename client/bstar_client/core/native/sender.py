@@ -1,0 +1,161 @@
+"""Makes messages of calls: which requests share a batch, and the time to live of each.
+
+Requests for one service that leave at the same moment share a message (docs/protocol/native.md, 3.8). A large
+or urgent request, a stream and a request with a key travel alone. Requests for one service keep their order.
+"""
+
+import math
+from collections.abc import Sequence
+
+from bstar.errors import RejectedError
+from bstar.wire import native
+from bstar.wire.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX, BATCHED_BODY_BYTES_MAX, TTL_MS_MAX
+from bstar.wire.messages import ErrorCode
+from bstar.wire.mmi import PREFIX
+from bstar_client.core.calls import Call
+from bstar_client.core.native.outstanding import Outstanding
+from bstar_client.core.nodes import Node
+from bstar_client.core.outputs import Output, Send
+
+# A request expires at the broker a moment before its caller's deadline. So the caller still learns that it
+# was not executed.
+_TTL_MARGIN = 0.02
+TTL_MARGIN_MAX_S = 0.05
+_LONG_TTL_S = TTL_MARGIN_MAX_S / _TTL_MARGIN
+
+
+class Sender:
+    """Sends the calls of one client. ``epoch`` is the highest that a node has told."""
+
+    def __init__(self, client_id: bytes, calls: Outstanding) -> None:
+        self._client_id = client_id
+        self._calls = calls
+        self.epoch = 0
+
+    def send(self, call: Call, node: Node, outputs: list[Output], now: float) -> None:
+        """Send one request, in a message of its own."""
+        is_idempotent = call.is_idempotent
+        if not (is_idempotent or node.obeys_once):
+            self.refuse_once(call, node, outputs)
+            return
+        is_repeated = call.may_have_executed
+        [ttl_ms] = self._begin_attempts((call,), node, now)
+        request = native.encode_request(
+            call.identity,
+            call.service,
+            call.body,
+            ttl_ms=ttl_ms,
+            epoch=self.epoch,
+            is_repeated=is_repeated,
+            is_urgent=call.is_urgent,
+            is_once=not is_idempotent,
+            is_whole=not call.is_stream,
+            extensions=call.extensions,
+        )
+        outputs.append(Send(node.index, request))
+
+    def send_all(self, calls: Sequence[Call], node: Node, outputs: list[Output], now: float) -> None:
+        """Send several requests in as few messages as possible."""
+        if len(calls) < 2 or not node.takes_batches:
+            for call in calls:
+                self.send(call, node, outputs, now)
+            return
+        groups: dict[bytes, list[Call]] = {}
+        # A batch has one flag for "repeated" and one for "may be repeated", so all its requests must agree.
+        marks: dict[bytes, int] = {}
+        for call in calls:
+            body, service = call.body, call.service
+            group = groups.get(service)
+            if (
+                call.key is not None
+                or call.is_urgent
+                or call.is_stream
+                or (call.extensions and not node.takes_extended)
+                or len(body) != 1
+                or len(body[0]) > BATCHED_BODY_BYTES_MAX
+                or (group is None and service.startswith(PREFIX))
+            ):
+                self._send_group(groups.pop(service, ()), node, outputs, now)
+                self.send(call, node, outputs, now)
+                continue
+            mark = 2 * call.is_idempotent + (call.attempts > 0 and call.may_have_executed)
+            if group is not None and marks[service] == mark:
+                group.append(call)
+                continue
+            if group is not None:
+                self._send_group(group, node, outputs, now)
+            groups[service] = [call]
+            marks[service] = mark
+        for group in groups.values():
+            self._send_group(group, node, outputs, now)
+
+    def _send_group(self, calls: Sequence[Call], node: Node, outputs: list[Output], now: float) -> None:
+        """Send requests for one service, with the same flags."""
+        if calls and not (calls[0].is_idempotent or node.obeys_once):
+            for call in calls:
+                self.refuse_once(call, node, outputs)
+            return
+        rows: list[Call] = []
+        octets = 0
+        for call in calls:
+            size = len(call.body[0])
+            if call.extensions:
+                size += 2 + len(call.extensions)
+            if len(rows) == BATCH_ROWS_MAX or octets + size > BATCH_BYTES_MAX:
+                outputs.append(self._batch(rows, node, now))
+                rows = []
+                octets = 0
+            rows.append(call)
+            octets += size
+        if len(rows) == 1:
+            self.send(rows[0], node, outputs, now)
+        elif rows:
+            outputs.append(self._batch(rows, node, now))
+
+    def _batch(self, calls: Sequence[Call], node: Node, now: float) -> Send:
+        first = calls[0]
+        is_repeated = first.may_have_executed
+        ttls_ms = self._begin_attempts(calls, node, now)
+        extensions = [call.extensions for call in calls]
+        requests = native.encode_requests(
+            self._client_id,
+            first.service,
+            [call.number for call in calls],
+            ttls_ms,
+            [call.body[0] for call in calls],
+            epoch=self.epoch,
+            is_repeated=is_repeated,
+            is_once=not first.is_idempotent,
+            is_whole=True,
+            extensions=extensions if any(extensions) else None,
+        )
+        return Send(node.index, requests)
+
+    def _begin_attempts(self, calls: Sequence[Call], node: Node, now: float) -> list[int]:
+        """Note that the calls go to this node now; returns their times to live in milliseconds."""
+        connection, index = node.connection, node.index
+        ttls_ms = []
+        # One loop without a call in it, min() and max() neither: 0.15 µs less for each request of a batch.
+        for call in calls:
+            if call.attempts:
+                self._calls.counters.resends += 1
+            call.attempts += 1
+            call.sent_to = connection
+            call.node = index
+            ttl_ms = 0
+            if call.deadline is not None:
+                remaining_s = call.deadline - now
+                margin_s = TTL_MARGIN_MAX_S if remaining_s > _LONG_TTL_S else remaining_s * _TTL_MARGIN
+                ttl_ms = math.ceil((remaining_s - margin_s) * 1000)
+                if not 1 <= ttl_ms <= TTL_MS_MAX:
+                    ttl_ms = 1 if ttl_ms < 1 else TTL_MS_MAX
+            ttls_ms.append(ttl_ms)
+        return ttls_ms
+
+    def refuse_once(self, call: Call, node: Node, outputs: list[Output]) -> None:
+        """Fail the call: a node of an earlier release would dispatch it to a second worker (BSN-C-11)."""
+        text = (
+            f"{node.endpoint} does not know requests that must not be executed twice (idempotent=False); "
+            "it was not sent: upgrade the node"
+        )
+        self._calls.fail(call, RejectedError(text, code=ErrorCode.INVALID), outputs)

@@ -1,0 +1,1 @@
+"""The session of a worker with its nodes, in each dialect."""

@@ -1,0 +1,223 @@
+"""Carries out the outputs of a worker's core, and reports handlers' results to the core.
+
+Threads and asyncio share it; the methods that differ are abstract.
+"""
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from typing import Literal, assert_never
+
+from bstar.errors import BstarError
+from bstar.wire.extensions import NO_HEADERS, attempt_of
+from bstar_client.core.outputs import Send
+from bstar_client.core.worker.dialects import Job
+from bstar_client.core.worker.outputs import (
+    Abandon,
+    Begin,
+    Close,
+    Ended,
+    Fenced,
+    KeepAlive,
+    Late,
+    Lost,
+    Open,
+    Registered,
+    Unregistered,
+    WorkerOutput,
+)
+from bstar_client.core.worker.session import WorkerCore
+from bstar_client.journal import WorkJournal
+from bstar_client.links.links import Links
+from bstar_client.workers.failures import (
+    call_hook,
+    report,
+    report_given_up,
+    report_lost,
+    report_retry,
+    warn_late,
+    warn_unregistered,
+)
+from bstar_client.workers.handlers import Request, Retry
+from bstar_client.workers.worker import WorkerSettings
+
+_log = logging.getLogger("bstar_client")
+
+# "replay", "refusal" and "expired" answer requests that were not executed.
+Kind = Literal["partial", "final", "failure", "retry", "replay", "refusal", "expired"]
+# A handler's result. The frame of a failure, a retry or a refusal is its text; a retry has a second one, the
+# milliseconds in decimal.
+Result = tuple[Job, list[bytes], Kind]
+
+
+class Dispatcher(ABC):
+    """Base of both worker loops: connects one worker's core to sockets, handlers and hooks.
+
+    The leader alone calls ``perform`` and ``answer``.
+    """
+
+    def __init__(self, worker: object, settings: WorkerSettings, core: WorkerCore) -> None:
+        self.links: Links
+        self.journal: WorkJournal | None = None
+        self.handler: Callable[[Request], object] | None = None
+        # The thread that calls a hook now, else 0. That hook must not wait for the worker.
+        self.announcing_in = 0
+        self.settings = settings
+        self._worker = worker
+        self._core = core
+        # Why the last session with each node ended, until the node registers the worker again.
+        self._losses: dict[str, str] = {}
+
+    @abstractmethod
+    def _begin(self, output: Begin) -> None:
+        """Let the handler run for these requests."""
+
+    @abstractmethod
+    def _abandon(self, job: Job) -> None:
+        """A handler is stuck: make room for another."""
+
+    @abstractmethod
+    def _end(self, error: BstarError | None) -> None:
+        """The worker has ended."""
+
+    def perform(self, outputs: list[WorkerOutput]) -> None:
+        """Carry the outputs out, in their order."""
+        journal, hooks, service = self.journal, self.settings.hooks, self.settings.service
+        for output in outputs:
+            match output:
+                case Send():
+                    self.links[output.node].send(output.frames)
+                case Begin():
+                    self._begin(output)
+                case Abandon(job):
+                    if journal is not None:
+                        journal.given_up(job)
+                    report_given_up(service, job, self.settings.limits.handler_timeout_s)
+                    self._abandon(job)
+                    self._announce(hooks.handler_stuck, job.identity)
+                case Registered(endpoint):
+                    self._losses.pop(endpoint, None)
+                    if journal is not None:
+                        journal.registered(endpoint)
+                    self._announce(hooks.registered, endpoint)
+                case Lost(endpoint, reason):
+                    if self._losses.get(endpoint) != reason:
+                        self._losses[endpoint] = reason
+                        report_lost(endpoint, reason, service, self.settings.link.security)
+                    if journal is not None:
+                        journal.unregistered(endpoint, reason)
+                    self._announce(hooks.lost, endpoint, reason)
+                case Unregistered(endpoints):
+                    self._warn_unregistered(endpoints)
+                case Fenced(job, epoch_seen):
+                    if journal is not None:
+                        journal.fenced(job, epoch_seen)
+                case KeepAlive(node, routing_id, interval_ms, ttl_ms):
+                    self.links[node].keep_alive(routing_id, interval_ms, ttl_ms)
+                case Late():
+                    warn_late(output, service, self.handler)
+                case Close(node):
+                    self.links.close(node)
+                case Open(node):
+                    self.links.open(node)
+                case Ended(error):
+                    self._end(error)
+                case _:
+                    assert_never(output)
+
+    def _warn_unregistered(self, endpoints: tuple[str, ...]) -> None:
+        """Log it in a thread of its own: it looks what is at these endpoints, which takes a while."""
+        lacks = {endpoint: self._losses.get(endpoint, "") for endpoint in endpoints}
+        others = [each.endpoint for each in self._core.sessions if each.is_registered]
+        threading.Thread(
+            target=warn_unregistered,
+            args=(self.settings.service, lacks, others, self.settings.link.security),
+            name="bstar-worker-warning",
+            daemon=True,
+        ).start()
+
+    def _announce(self, hook: Callable[..., None], *arguments: object) -> None:
+        self.announcing_in = threading.get_ident()
+        try:
+            self.call_hook(hook, *arguments)
+        finally:
+            self.announcing_in = 0
+
+    def answer_all(self, results: deque[Result], now: float) -> None:
+        """Send these results and remove them; replies that are ready together travel as a batch.
+
+        Stops when the network takes no more.
+        """
+        times = self._core.times
+        finished: list[tuple[Job, list[bytes]]] = []
+        for _ in range(len(results)):
+            result = results.popleft()
+            if result[2] == "final":
+                if self.journal is not None:
+                    self.journal.told(*result)
+                if times is not None:
+                    times.add(result[0].ended_at - result[0].began_at)
+                finished.append(result[:2])
+                continue
+            self.answer(result, now)
+            if self.links.is_congested:
+                break
+        if len(finished) == 1:
+            self.perform(self._core.finished(*finished[0], now))
+        elif finished:
+            self.perform(self._core.finished_all(finished, now))
+
+    def answer(self, result: Result, now: float) -> None:
+        """Send one result that is not a final reply."""
+        job, body, kind = result
+        if self.journal is not None:
+            self.journal.told(job, body, kind)
+        if self._core.times is not None and kind in ("failure", "retry") and job.began_at:
+            self._core.times.add(job.ended_at - job.began_at)
+        if kind == "partial":
+            outputs = self._core.partial(job, body, now)
+        elif kind == "replay":
+            outputs = self._core.replayed(job, body, now)
+        elif kind == "expired":
+            outputs = self._core.expired(job, now)
+        elif kind == "retry":
+            outputs = self._core.retried(job, body[0].decode("utf-8", "replace"), int(body[1]), now)
+        else:
+            outputs = self._core.failed(job, body[0].decode("utf-8", "replace"), now)
+        self.perform(outputs)
+
+    # --- in the handlers' threads, or their tasks ---------------------------------------------------------
+
+    def request_of(self, job: Job) -> Request:
+        """The handler's view of a job."""
+        return Request(
+            self.settings.service,
+            tuple(job.body),
+            job.identity,
+            job.is_redelivered,
+            job.epoch,
+            job.deadline,
+            job.extensions,
+            attempt_of(job.extensions) if job.extensions else 1,
+            job.headers or NO_HEADERS,
+            job.accepted_at,
+        )
+
+    def failed(self, job: Job, request: Request, error: BaseException) -> Result:
+        """Report the handler's exception."""
+        is_retry = isinstance(error, Retry)
+        told = (report_retry if is_retry else report)(self.settings.service, job, error)
+        self.call_hook(self.settings.hooks.request_failed, request, error)
+        if isinstance(error, Retry):
+            return job, [*told, b"%d" % error.after_ms], "retry"
+        return job, told, "failure"
+
+    def refused(self, job: Job, error: BaseException) -> Result:
+        """Report the error of the reply store; the request was not executed."""
+        return job, report(self.settings.service, job, error, "was not executed"), "refusal"
+
+    def call_hook(self, hook: Callable[..., None], *arguments: object) -> None:
+        """Call one of the hooks."""
+        call_hook(hook, self._worker, *arguments)

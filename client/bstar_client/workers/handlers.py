@@ -1,0 +1,112 @@
+"""The request that a handler gets and the hooks of a worker, for ``Worker`` and ``AsyncWorker``."""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from bstar.base.printable import brief, compact
+from bstar.wire.extensions import NO_HEADERS
+from bstar.wire.messages import NEVER_MS, OWN_BACKOFF
+from bstar_client.arguments.checks import to_milliseconds
+from bstar_client.core.calls import Body
+
+# Some 49 days: the wire has four octets of milliseconds, and the last number means something else.
+_RETRY_MS_MAX = NEVER_MS - 1
+
+
+class Request(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """What a handler is given.
+
+    ``frames`` is the body, one frame or more. ``identity`` names the request: 24 octets, or in plain MDP the
+    client's address. It is the same in every repetition, so a handler can use it as an idempotency key.
+    ``is_redelivered``: an earlier delivery of it may have begun. ``epoch``: the activation of the pair that
+    dispatched it (0 in plain MDP). ``deadline``: when the client stops waiting, on ``time.monotonic()``'s
+    clock; None if the client gave none. ``extensions``: the native header's extension octets. ``attempt``:
+    which attempt of a durable request it is, 1 for every other request. ``headers``: the names and texts that
+    the client gave beside the body; empty in plain MDP. ``accepted_at``: when the node that dispatched it had
+    accepted it, on ``time.monotonic()``'s clock; None unless the request has headers and the node tells it.
+    """
+
+    service: bytes
+    frames: tuple[bytes, ...]
+    identity: bytes
+    is_redelivered: bool
+    epoch: int
+    deadline: float | None
+    extensions: bytes
+    attempt: int = 1
+    headers: Mapping[str, str] = NO_HEADERS
+    accepted_at: float | None = None
+
+    def __repr__(self) -> str:
+        """With the beginning of the body, and the names of the headers."""
+        return compact(
+            self,
+            frames=brief(self.frames),
+            identity=self.identity.hex(),
+            extensions=f"{len(self.extensions)} bytes" if self.extensions else "",
+            headers=str(sorted(self.headers)) if self.headers else "",
+        )
+
+    @property
+    def body(self) -> bytes:
+        """The one frame of the request. ValueError if there are several: read ``frames``."""
+        frames = self.frames
+        if len(frames) != 1:
+            raise ValueError(f"the request has {len(frames)} frames: read .frames, .body is for one")
+        return frames[0]
+
+    def remaining(self) -> float | None:
+        """Seconds until the client stops waiting, 0 or more. None if the client gave no deadline."""
+        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+
+
+class Retry(Exception):  # noqa: N818 - it is what the handler asks for
+    """A handler raises it to have a durable request tried again (docs/durable.md).
+
+    ``after``: seconds until the next attempt; None for the request's own backoff. ``text`` says why, for the
+    log and the dead letter. It counts as an attempt. The caller of a plain request gets HandlerError with
+    the text. TypeError or LocalProtocolError if ``after`` is no time that fits.
+    """
+
+    def __init__(self, text: str = "", *, after: float | None = None) -> None:
+        super().__init__(text)
+        self.after_ms = OWN_BACKOFF if after is None else to_milliseconds(after, "after", _RETRY_MS_MAX)
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError("Retry has no subclasses: put the reason into its text")
+
+
+Handler = Callable[[Request], Body | Generator[Body, None, Body | None] | Iterator[Body] | None]
+
+
+class WorkerHooks:
+    """Observes a worker: override the methods you need. The worker logs what a hook raises.
+
+    ``registered``, ``lost`` and ``handler_stuck`` run one at a time in the worker's leading thread and must
+    not block. The others run in the handler's thread. ``worker`` is the Worker or the AsyncWorker. Its type
+    is ``Any``, so that an override may name either.
+    """
+
+    def registered(self, worker: Any, endpoint: str) -> None:
+        """A node has registered the worker."""
+
+    def lost(self, worker: Any, endpoint: str, reason: str) -> None:
+        """The session with a node ended; the worker begins a new one."""
+
+    def request_started(self, worker: Any, request: Request) -> None:
+        """The handler is about to be called."""
+
+    def request_finished(self, worker: Any, request: Request) -> None:
+        """The handler returned."""
+
+    def request_failed(self, worker: Any, request: Request, error: BaseException) -> None:
+        """The handler raised ``error``. Even SystemExit ends only the request."""
+
+    def request_replayed(self, worker: Any, request: Request) -> None:
+        """A repetition got the kept reply (``dedupe``) and was not executed."""
+
+    def handler_stuck(self, worker: Any, identity: bytes) -> None:
+        """A handler exceeded ``handler_timeout_s`` and was given up."""

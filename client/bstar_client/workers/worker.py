@@ -1,0 +1,266 @@
+"""The base of both workers: it checks the arguments, makes the core and answers questions about it."""
+
+import os
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import msgspec
+import zmq
+
+import bstar
+from bstar.base.printable import printable
+from bstar.errors import ClosedError, ConfigurationError, ForkedError, LocalProtocolError
+from bstar.fleet import Endpoints
+from bstar.security import Security
+from bstar.wire.limits import CREDIT_MAX
+from bstar.wire.messages import Process
+from bstar.wire.mmi import PREFIX
+from bstar_client.arguments.bodies import to_name
+from bstar_client.arguments.checks import (
+    check_instance,
+    check_shared,
+    check_store,
+    to_count,
+    to_seconds,
+    to_seconds_or_none,
+    warn_of_lone_nodes,
+)
+from bstar_client.arguments.settings import Dialect, LinkSettings, secured
+from bstar_client.core.figures import WorkerFigures, figures_of
+from bstar_client.core.worker.dialects import Mdp02Worker, NativeWorker
+from bstar_client.core.worker.handler_times import HandlerTimes
+from bstar_client.core.worker.jobs import WorkerLimits
+from bstar_client.core.worker.node_sessions import WorkerCounters
+from bstar_client.core.worker.session import WorkerCore
+from bstar_client.journal import JournalPlace, WorkJournal, named_after
+from bstar_client.workers.handlers import WorkerHooks
+from bstar_client.workers.replies import ReplyStore
+
+if TYPE_CHECKING:  # most workers serve none
+    from bstar.net.http_endpoint import HttpPlace
+    from bstar_client.workers.probes import WorkerProbes
+
+_HandlerT = TypeVar("_HandlerT")
+
+# How long a DISCONNECT or a last reply may take to leave the process; with no linger it vanishes (T-09).
+LINGER_MS = 300
+THREADS_MAX = 1_000
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of ``Worker``, checked. ``threads``: how many handlers run at once.
+
+    ``endpoints`` are those of the pair that the service belongs to.
+    """
+
+    endpoints: tuple[str, ...]
+    service: bytes
+    is_plain: bool
+    limits: WorkerLimits
+    threads: int
+    dedupe: ReplyStore | None
+    hooks: WorkerHooks
+    link: LinkSettings
+    context: "zmq.Context[zmq.Socket[bytes]] | None"
+    journal: JournalPlace | None
+    http: "HttpPlace | None"
+
+    def open_journal(self) -> WorkJournal | None:
+        """Open the journal, if the settings name one. ConfigurationError if it cannot be written."""
+        if self.journal is None:
+            return None
+        return WorkJournal(self.journal, self.endpoints, self.service, is_plain=self.is_plain)
+
+
+class BaseWorker(ABC, Generic[_HandlerT]):
+    """Base of ``Worker``, which explains the arguments, and ``AsyncWorker``.
+
+    Raises TypeError, ConfigurationError or LocalProtocolError for what cannot work.
+    """
+
+    # The credit of a native worker that names neither credit nor threads, and the most without threads.
+    _credit_default: ClassVar[int]
+    _credit_max: ClassVar[int]
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        service: str | bytes,
+        handler: _HandlerT | None = None,
+        *,
+        pins: Mapping[str, str] | None = None,
+        dialect: Dialect = "native",
+        credit: int | None = None,
+        threads: int | None = None,
+        handler_timeout_s: float | None = None,
+        stuck_handlers_max: int = 3,
+        drain_timeout_s: float = 10.0,
+        backoff_min_s: float = 0.1,
+        backoff_max_s: float = 5.0,
+        heartbeat_s: float = 2.5,
+        liveness: int = 3,
+        dedupe: ReplyStore | None = None,
+        hooks: WorkerHooks | None = None,
+        link: LinkSettings | None = None,
+        security: Security | None = None,
+        context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
+        journal: JournalPlace | None = None,
+        http: "HttpPlace | str | None" = None,
+    ) -> None:
+        fleet = check_shared(endpoints, pins, dialect, link, context, journal)
+        check_instance(hooks, WorkerHooks, "hooks")
+        check_store(dedupe)
+        is_plain = dialect == "mdp02"
+        if not is_plain:
+            warn_of_lone_nodes(fleet, self)
+        if threads is not None:
+            threads = to_count(threads, "threads", 1, THREADS_MAX)
+        if credit is None:
+            credit = 1 if is_plain else threads or self._credit_default
+        limits = WorkerLimits(
+            to_count(credit, "credit", 1, CREDIT_MAX if threads else self._credit_max),
+            to_seconds_or_none(handler_timeout_s, "handler_timeout_s"),
+            to_count(stuck_handlers_max, "stuck_handlers_max", 1),
+            to_seconds(drain_timeout_s, "drain_timeout_s", may_be_zero=True),
+            to_seconds(backoff_min_s, "backoff_min_s"),
+            to_seconds(backoff_max_s, "backoff_max_s"),
+            threads,
+        )
+        if backoff_max_s < backoff_min_s:
+            raise ConfigurationError(
+                f"backoff_max_s, {backoff_max_s}, is below backoff_min_s, {backoff_min_s}"
+            )
+        heartbeat_s = to_seconds(heartbeat_s, "heartbeat_s")
+        expiry_s = heartbeat_s * to_count(liveness, "liveness", 1)
+        if is_plain and limits.credit != 1:
+            raise ConfigurationError("plain MDP/0.2 gives a worker one request at a time: credit must be 1")
+        if is_plain and dedupe is not None:
+            raise ConfigurationError(
+                "dedupe needs the native dialect: plain MDP/0.2 has no identities for requests"
+            )
+        self.service = to_name(service)
+        if self.service.startswith(PREFIX):
+            raise LocalProtocolError(f"services named mmi. belong to the broker: {printable(self.service)}")
+        pair = fleet.pair_of(self.service)
+        self.endpoints = pair.endpoints
+        self._settings = WorkerSettings(
+            endpoints=self.endpoints,
+            service=self.service,
+            is_plain=is_plain,
+            limits=limits,
+            threads=min(limits.credit, threads or limits.credit),
+            dedupe=dedupe,
+            hooks=hooks or WorkerHooks(),
+            link=secured(link or LinkSettings(), security),
+            context=context,
+            journal=None if journal is None else named_after(journal, pair),
+            http=None if http is None else _place_of(http),
+        )
+        self._core = WorkerCore(
+            self.endpoints,
+            self.service,
+            Mdp02Worker(heartbeat_s, expiry_s) if is_plain else NativeWorker(process=_this_process()),
+            jitter=random.random,
+            limits=limits,
+            # The name of its connections; a routing id of libzmq's own begins with a zero.
+            name=b"" if is_plain else b"\x01" + os.urandom(19),
+        )
+        self._pid = os.getpid()
+        self._has_begun = False
+        self._probes: WorkerProbes | None = None
+        self._handler: _HandlerT | None = None
+        self._init_shell()
+        if handler is not None:
+            self.handler(handler)
+
+    @abstractmethod
+    def _init_shell(self) -> None:
+        """Make what the shell has from the beginning."""
+
+    @abstractmethod
+    def handler(self, function: Any) -> Any:  # Any: each shell narrows it to its own handlers
+        """Decorator: ``@worker.handler`` makes the function the worker's handler."""
+
+    @abstractmethod
+    def _answers(self, timeout_s: float) -> bool:
+        """True if the worker's loop makes a turn within that time. For any other thread."""
+
+    def figures(self) -> WorkerFigures:
+        """The worker at this moment, for metrics. Any thread may ask."""
+        return figures_of(self._core, self.service, time.monotonic())
+
+    def time_handlers(self) -> None:
+        """Keep a histogram of the handlers' seconds from now on (``bstar_client.metrics``)."""
+        if self._core.times is None:
+            self._core.times = HandlerTimes()
+
+    def __repr__(self) -> str:
+        """Its service, and which nodes have registered it."""
+        name = type(self).__name__
+        if not hasattr(self, "_core"):
+            return f"<{name}, not made>"
+        figures = self.figures()
+        registered = [node for node, is_registered in figures.registered.items() if is_registered]
+        words = [
+            f'"{figures.service}" at {", ".join(self.endpoints)}',
+            f"registered at {', '.join(registered) or 'no node'}",
+            f"{figures.held} requests",
+        ]
+        if figures.is_stopping:
+            words.append("stopping")
+        if self._settings.link.security is not None:
+            words.append(f"key {self._settings.link.security.key.name}")
+        return f"<{name} {'; '.join(words)}>"
+
+    @property
+    def http_url(self) -> str | None:
+        """Where its health and metrics are, while it runs; None without ``http``."""
+        return None if self._probes is None else self._probes.url
+
+    @property
+    def counters(self) -> WorkerCounters:
+        """Counts of what happened so far."""
+        return self._core.counters
+
+    @property
+    def epoch(self) -> int:
+        """The highest epoch that a node served in; requests of lower ones are refused."""
+        return self._core.epoch
+
+    def _check_begin(self) -> None:
+        """Raise what forbids to serve now."""
+        kind = type(self).__name__
+        if self._pid != os.getpid():
+            raise ForkedError(f"this worker was made before fork(): make a new {kind} in the child process")
+        if self._has_begun:
+            raise ClosedError("a worker runs once: make a new one")
+        if self._handler is None:
+            raise ConfigurationError("the worker has no handler: pass one or use @worker.handler")
+
+    def _open_probes(self) -> None:
+        """Listen for probes, if the settings say where. ConfigurationError if that is not possible."""
+        place = self._settings.http
+        if place is not None:
+            from bstar_client.workers.probes import WorkerProbes, exposition_of  # noqa: PLC0415
+
+            self._probes = WorkerProbes(place, self.figures, self._answers, exposition_of(self))
+
+    def _close_probes(self) -> None:
+        if self._probes is not None:
+            self._probes.close()
+
+
+def _this_process() -> Process:
+    """What operators get to see of this worker at a node (``bstar workers ls``)."""
+    return Process(os.uname().nodename, os.getpid(), bstar.__version__)
+
+
+def _place_of(told: "HttpPlace | str") -> "HttpPlace":
+    from bstar.net.http_endpoint import HttpPlace  # noqa: PLC0415 - TLS and HTTP: 4 MiB that most workers need not
+
+    if not isinstance(told, str):
+        check_instance(told, HttpPlace, "http")
+    return HttpPlace.of(told)
