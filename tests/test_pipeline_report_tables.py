@@ -13,10 +13,11 @@ from bstar.errors import ConfigurationError
 from bstar_cli import exits
 from bstar_cli.main import main
 from bstar_pipeline import report, sketch
-from bstar_pipeline.report import asking
-from bstar_pipeline.report.collect import collect
+from bstar_pipeline.report import asking, collect
+from bstar_pipeline.report.content import Hit, Promise
 from bstar_pipeline.report.folder import open_folder
 from bstar_pipeline.report.reading import STEPS_MAX, open_tables, step_us
+from bstar_pipeline.report.words import worst_outage
 from support.planted_tables import save
 
 if TYPE_CHECKING:
@@ -67,15 +68,17 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "dropped": 1,
         "is_sampled": False,
     }
+    # Since the last incident, whose outage is the longest.
+    held = {"asked_at_us": NOON + 21_000}
     save(root, "silver.runs", [run, run | {"node": "backup", "boot": "b2"}, run | {"pair": "another"}])
     save(
         root,
         "silver.requests",
         [
             *(_request(n, NOON + n * 100_000, total_us=1_000 + n) for n in range(600)),
-            _request(601, NOON + 30_000_000, service="slow", outcome="expired", total_us=5_000_000),
+            _request(601, NOON + 30_000_000, service="slow", outcome="expired", total_us=5_000_000, **held),
             _request(602, NOON + 30_000_000, service="slow", attempts=2, total_us=800_000),
-            _request(603, NOON + 30_000_000, weight=4.0, deliveries=2),
+            _request(603, NOON + 30_000_000, weight=4.0, deliveries=2, **held),
             _request(604, NOON + 9 * HOUR),
             _request(605, NOON, pair="another"),
         ],
@@ -150,7 +153,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for minute in range(2)
         ],
     )
-    promise = {"availability": 0.999, "latency_us": 250_000, "latency_share": 0.99, "is_kept": True}
+    promise = {
+        "period_requests": 300.0,
+        "availability": 0.999,
+        "latency_us": 250_000,
+        "latency_share": 0.99,
+        "is_kept": True,
+    }
     save(root, "gold.budgets", [{"service": "echo", "budget_used": 0.25, "slow_budget_used": 0.5} | promise])
     save(
         root,
@@ -212,6 +221,8 @@ def test_the_page_shows_what_the_tables_say_and_no_more_than_fits(
     assert [each.began_at_us for each in content.incidents] == sorted(
         each.began_at_us for each in content.incidents
     )
+    # One waited beyond the 250 ms of its objective, one expired, and its service has none.
+    assert content.hits == [Hit("echo", 1, 1, 0, 1), Hit("slow", 1, 1, 1, 0)]
     assert {each.rule: (each.violated, each.excused) for each in content.verdicts or []} == {
         "lost": (3, 0),
         "executed-twice": (0, 40),
@@ -350,6 +361,9 @@ def test_spark_and_duckdb_give_the_same_answers(
         assert folder.choice == on_spark.choice
         assert asking.requests(folder) == asking.requests(on_spark)
         assert asking.verdicts(folder) == asking.verdicts(on_spark)
+        worst = worst_outage(asking.incidents(folder))
+        promises = {"echo": Promise(0.999, 250_000, 0.99, 100.0, 0.0, 0.0, True)}
+        assert asking.hits(folder, worst, promises) == asking.hits(on_spark, worst, promises)
         for question in (asking.findings, asking.incidents):
             by_duckdb, by_spark = question(folder, most), question(on_spark, most)
             assert list(by_duckdb) == list(by_spark)

@@ -24,7 +24,7 @@ PROGRAM = "bstar_job.py"
 
 _PACKAGES = ("bstar", "bstar_broker", "bstar_client", "bstar_pipeline", "bstar_cli")
 # mapInArrow and data sources need it, and few clusters have it.
-_ALSO = ("pyarrow",)
+_ALSO = ("pyarrow", "Jinja2")
 # Of no use at run time, and a quarter of the archive.
 _LEFT_OUT = ("pyarrow/include/", "pyarrow/tests/", "pyarrow/src/")
 _PROGRAM = '''\

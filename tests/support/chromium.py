@@ -87,10 +87,12 @@ class Browser:
         is_phone: bool,
         is_dark: bool = False,
         scale: int | None = None,
+        zone: str = "UTC",
     ) -> "Page":
         """Load a page in a window of that many CSS pixels, and wait for it. The page before is closed.
 
-        ``place`` is a file or an address. ``scale``: pixels per CSS pixel, two on a phone.
+        ``place`` is a file or an address. ``scale``: pixels per CSS pixel, two on a phone. ``zone``: the
+        reader's zone of time.
         """
         if self._target:
             # A page in the background draws nothing.
@@ -109,6 +111,7 @@ class Browser:
             mobile=is_phone,
         )
         self.call("Emulation.setTouchEmulationEnabled", session, enabled=is_phone)
+        self.call("Emulation.setTimezoneOverride", session, timezoneId=zone)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         self.call("Emulation.setEmulatedMedia", session, features=[scheme])
         self.call("Page.navigate", session, url=place if isinstance(place, str) else place.as_uri())

@@ -10,6 +10,7 @@ from bstar_pipeline.report.content import (
     Content,
     Finding,
     Heat,
+    Hit,
     Incident,
     Interval,
     Objective,
@@ -115,7 +116,7 @@ def report_content(
         share = {80: 0.55, 162: 0.7}.get(step, 1.0)
         per_s = 420 + 60 * math.sin(step / 30) + rng.uniform(-15, 15)
         rates.append(Rate(at(step * 5), per_s * 5 * share, 14.0 if step == 162 else 0.0))
-    promise = Promise(0.999, 250_000, 0.99, 0.04, 0.21, True)
+    promise = Promise(0.999, 250_000, 0.99, 672_000.0, 0.04, 0.21, True)
     minutes = [(at(60 * minute), 0.0 if minute != 13 else 3.4) for minute in range(20)]
     objectives = [
         Objective(
@@ -226,6 +227,7 @@ def report_content(
                 ),
             ]
         ),
+        hits=[Hit(services[0], 41, 2, 14, 3)],
         edges_us=[sketch.GAMMA ** (row * ROW - 1) for row in [*ROWS, ROWS[-1] + 1]],
         heats=[_heat("", rng, 1.3), *(_heat(name, rng, 1 / 4**n) for n, name in enumerate(services))],
         p99_us=11_800.0,

@@ -24,8 +24,7 @@ from bstar_cli.pipeline.spark import (
 from bstar_pipeline.amounts import of_tables
 from bstar_pipeline.report import asking
 from bstar_pipeline.report.asking import ASKED
-from bstar_pipeline.report.content import Finding, Incident, Objective
-from bstar_pipeline.report.elements import Column
+from bstar_pipeline.report.content import Column, Finding, Incident, Objective
 from bstar_pipeline.report.words import (
     KINDS,
     alerts,
@@ -146,8 +145,8 @@ def report(
 ) -> None:
     """Write one HTML page about a pair: what happened, and what will be needed.
 
-    The page needs no network and no script, and reads well on a phone. It is of one pair: name it if the
-    tables are about several. Its path is printed.
+    The page needs no network, and its first screen answers what a person on call asks. It is of one pair:
+    name it if the tables are about several. Its path is printed.
 
     Exit codes: 0 written, whatever it says (bstar pipeline audit judges); 2 wrong usage, or nothing to show;
     5 Spark failed; 130 interrupted.

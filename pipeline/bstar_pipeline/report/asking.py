@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from bstar_pipeline.report.choice import Choice, filled
-from bstar_pipeline.report.content import Finding, Incident, Shown, Verdicts
+from bstar_pipeline.report.content import Finding, Hit, Incident, Promise, Shown, Verdicts
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -21,6 +21,7 @@ ASKED = ("silver.runs", "silver.requests", "gold.audit", "gold.incidents")
 
 INCIDENTS_MAX = 200
 FINDINGS_MAX = 100
+HITS_MAX = 3
 
 LIVED = "SELECT pair, MIN(started_at_us) AS began_us, MAX(last_at_us) AS ended_us FROM {table} GROUP BY pair"
 """Of silver.runs: the first and the last sign of each pair."""
@@ -85,6 +86,29 @@ def incidents(source: Source, most: int = INCIDENTS_MAX) -> Shown[Incident]:
     order = "outage_us DESC NULLS LAST, began_at_us, pair, node, kind"
     found = _shown(source, "gold.incidents", Incident, _within(source, "began_at_us"), order, most)
     found.sort(key=lambda each: each.began_at_us)
+    return found
+
+
+def hits(source: Source, incident: Incident | None, promises: Mapping[str, Promise]) -> list[Hit]:
+    """Which requests waited in the outage of an incident, by service, the most first."""
+    if incident is None or not incident.outage_us:
+        return []
+    since_us, until_us = incident.outage_began_us, incident.outage_began_us + incident.outage_us
+    asked = "COALESCE(asked_at_us, ended_at_us)"
+    answered = "outcome IN ('answered', 'failed')"
+    limits = sorted({promise.latency_us for promise in promises.values()})
+    slow = "".join(
+        f", SUM(CASE WHEN {answered} AND ended_at_us - {asked} > {limit} THEN 1 ELSE 0 END) AS over_{limit}"
+        for limit in limits
+    )
+    query = f"""SELECT service, COUNT(*) AS waited, COUNT(DISTINCT client) AS clients,
+        SUM(CASE WHEN {answered} THEN 0 ELSE 1 END) AS not_answered{slow} FROM {{table}}
+        WHERE ended_at_us > {since_us} AND {asked} < {until_us}
+        GROUP BY service ORDER BY waited DESC, service LIMIT {HITS_MAX}"""  # noqa: S608
+    found = []
+    for row in source.ask("silver.requests", query):
+        promise = promises.get(row["service"])
+        found.append(filled(Hit, row, slow=row[f"over_{promise.latency_us}"] if promise else 0))
     return found
 
 

@@ -6,11 +6,22 @@ the pair's common timeline, ``…_us`` without ``at`` durations in microseconds.
 hosts and the texts of events come from the wire and are as they came: whoever shows them escapes them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Generic, Literal, TypeVar
 
 _Item = TypeVar("_Item")
+Cell = str | int | None | tuple[str | int | None, str]
+"""A text, a time of a column of times, or one of these and a note beneath it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[_Item]):
+    """``kind``: "" text, "n" number, "head" what a row is about, "when" a time. ``cell``: of an item."""
+
+    label: str
+    kind: Literal["", "n", "head", "when"]
+    cell: Callable[[_Item], Cell]
 
 
 class Shown(list[_Item]):
@@ -74,6 +85,25 @@ class Incident:
     affected: int
     cause: str
 
+    @property
+    def outage_began_us(self) -> int:
+        """Since when no request was answered."""
+        return self.began_at_us if self.outage_at_us is None else self.outage_at_us
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What an outage did to one service: requests that waited in it, of so many clients, what became of them.
+
+    ``slow`` are those that were answered after the time that the service's objective names.
+    """
+
+    service: str
+    waited: int
+    clients: int
+    not_answered: int
+    slow: int = 0
+
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
@@ -127,6 +157,7 @@ class Promise:
     availability: float
     latency_us: int
     latency_share: float
+    period_requests: float
     budget_used: float
     slow_budget_used: float
     is_kept: bool
@@ -238,7 +269,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A report of one pair. ``verdicts`` is None if there was no audit.
+    """A report of one pair. ``verdicts`` is None if there was no audit. ``hits`` are of the longest outage.
 
     ``until_us`` is after ``from_us``; ``step_us`` is that of ``rates`` and heats.
     """
@@ -255,6 +286,7 @@ class Content:
     intervals: Shown[Interval]
     rates: list[Rate]
     incidents: Shown[Incident]
+    hits: list[Hit]
     edges_us: list[float]
     heats: list[Heat]
     p99_us: float | None

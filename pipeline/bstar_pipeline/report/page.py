@@ -1,182 +1,246 @@
-"""The report as one HTML page: words, tables and drawings, without a script.
+"""The report as one HTML page: page.html, filled by Jinja2 with the tables and figures that are made here.
 
-Nothing is loaded from anywhere: the style is in the page, and its content security policy forbids the rest.
-Whatever came from the wire is escaped on the way in.
+Nothing is loaded from anywhere: style and script are in the page, and its content security policy forbids the
+rest, any other script too. Jinja2 escapes whatever came from the wire. The script shows times in the reader's
+zone beside UTC; without it there is UTC alone.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+import base64
+import datetime as dt
+import hashlib
 from functools import cache
-from html import escape
-from importlib.resources import files
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 import bstar
-from bstar_pipeline.report import sections
-from bstar_pipeline.report.content import Content, Incident
-from bstar_pipeline.report.words import (
-    KINDS,
-    Verdict,
-    count,
-    date_and_time,
-    duration,
-    judge,
-    missed,
-    moment,
-    plural,
-    share,
-    worst_outage,
+from bstar_pipeline.report import plots, words
+from bstar_pipeline.report.content import (
+    Capacity,
+    Cell,
+    Client,
+    Column,
+    Content,
+    Finding,
+    Incident,
+    Interval,
+    Objective,
+    Quality,
+    Run,
+    Verdicts,
 )
+from bstar_pipeline.report.words import count, duration, share
 
 
 def render(content: Content, *, made_at_us: int) -> str:
-    """The page, as text in UTF-8; ``made_at_us`` is told in its footer."""
-    parts = [(key, heading, section(content)) for key, heading, section in sections.SECTIONS]
-    links = "".join(f'<a href="#{key}">{escape(heading)}</a>' for key, heading, _ in parts)
-    title = f"{content.pair}: {date_and_time(content.from_us, to='minutes')} UTC"
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            # A page of a mail or a share has no business on any network.
-            (
-                '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-                "style-src 'unsafe-inline'\">"
-            ),
-            '<meta name="color-scheme" content="light dark">',
-            f"<title>{escape(title)}</title>",
-            f"<style>{_resource('style.css')}</style>",
-            "</head>",
-            "<body>",
-            _header(content),
-            "<main>",
-            _banner(judge(content.verdicts, content.requests)),
-            _tiles(content),
-            _warnings(content),
-            f"<nav>{links}</nav>",
-            *(
-                f'<section id="{key}"><h2>{escape(heading)}</h2>\n{body}</section>'
-                for key, heading, body in parts
-            ),
-            "</main>",
-            (
-                f"<footer>Written by bstar {escape(bstar.__version__)} on "
-                f"{date_and_time(made_at_us, to='minutes')} UTC from the journals of pair "
-                f"{escape(content.pair)}. All times are UTC.</footer>"
-            ),
-            "</body>",
-            "</html>",
-            "",
-        ]
-    )
-
-
-# --- the top ------------------------------------------------------------------------------------------------
-
-
-def _header(content: Content) -> str:
-    return (
-        f"<header><h1>Pair {escape(content.pair)}</h1>"
-        f"<p class=muted>{date_and_time(content.from_us)} to {date_and_time(content.until_us)} UTC "
-        f"({duration(content.until_us - content.from_us)})</p></header>"
-    )
-
-
-def _banner(verdict: Verdict) -> str:
-    sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in verdict.sentences)
-    return (
-        f'<div class="verdict {verdict.level}" role="status"><strong>{escape(verdict.headline)}</strong>'
-        f"{sentences}</div>"
-    )
-
-
-def _tiles(content: Content) -> str:
-    worst = worst_outage(content.incidents)
-    unanswered = content.errors / content.requests if content.requests else 0.0
-    tiles = [
-        ("Requests", count(content.requests), f"{_rate(content.requests, content)} per second", ""),
-        (
-            "Not answered",
-            share(unanswered),
-            plural(content.errors, "request"),
-            "bad" if content.errors else "",
-        ),
-        (
-            "Longest outage",
-            duration(worst.outage_us) if worst else "none",
-            f"{worst.node} {KINDS.get(worst.kind, worst.kind)}, {moment(content, worst.began_at_us)}"
-            if worst
-            else "that clients saw",
-            "",
-        ),
-        ("Incidents", count(content.incidents.total), _kinds(content.incidents), ""),
-        _promises(content),
-        ("p99 of requests", duration(content.p99_us), "from acceptance to the end", ""),
-        ("Sent again", count(content.retried), "requests with more than one attempt", ""),
-    ]
-    return (
-        "<dl class=tiles>"
-        + "".join(
-            f'<div class=tile><dt>{escape(name)}</dt><dd class="{style}">{escape(value)}'
-            f"<small>{escape(note)}</small></dd></div>"
-            for name, value, note, style in tiles
-        )
-        + "</dl>"
-    )
-
-
-def _promises(content: Content) -> tuple[str, str, str, str]:
-    """The tile about the objectives of the services."""
+    """The page, as text in UTF-8; ``made_at_us`` stands in its footer."""
+    environment = _environment()
+    style, script = (environment.loader.get_source(environment, name)[0] for name in _INLINED)  # type: ignore[union-attr]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     promised = [each for each in content.objectives if each.promise is not None]
-    names = missed(promised)
-    if not promised:
-        return "Objectives missed", "–", "none is known for this period", ""
-    told = ", ".join(names) or "each service kept its own"
-    return "Objectives missed", f"{count(len(names))} of {count(len(promised))}", told, "bad" if names else ""
-
-
-def _rate(requests: float, content: Content) -> str:
-    per_s = requests / ((content.until_us - content.from_us) / 1e6)
-    return f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.2g}"
-
-
-def _kinds(incidents: Sequence[Incident]) -> str:
-    kinds = Counter(each.kind for each in incidents)
-    return ", ".join(f"{number} {kind}" for kind, number in kinds.items()) or "the role never moved"
-
-
-def _warnings(content: Content) -> str:
-    """What makes the rest less certain, said where nobody overlooks it."""
-    quality = content.quality
-    rejected = sum(number for _, number in quality.rejected)
-    truncated = dict(quality.files).get("truncated", 0)
-    lacks = (
-        (rejected, "line", "of the journals could not be read"),
-        (quality.missing, "record", f"that a process wrote {_is(quality.missing)} not here"),
-        (quality.dropped, "record", f"{_was(quality.dropped)} dropped because a journal could not keep up"),
-        (truncated, "file", f"{_is(truncated)} cut off"),
-    )
-    told = [f"{plural(number, word)} {lack}." for number, word, lack in lacks if number]
-    if quality.is_sampled:
-        told.append("Requests were sampled: their numbers are estimates.")
-    if not told:
-        return ""
-    return (
-        '<div class="verdict warned"><strong>The journals are not complete</strong>'
-        f'<p>{escape(" ".join(told))} See <a href="#quality">quality of the data</a>.</p></div>'
+    worst = words.worst_outage(content.incidents)
+    return environment.get_template("page.html").render(
+        content=content,
+        columns=_COLUMNS,
+        facts=_facts(content.quality),
+        verdict=words.judge(content.verdicts, content.requests),
+        lead=worst or (content.incidents[-1] if content.incidents else None),
+        worst=worst,
+        promised=promised,
+        missed=words.missed(promised),
+        lacks=_lacks(content.quality),
+        words=words,
+        plots=plots,
+        style=Markup(style),  # noqa: S704 - a file of ours
+        script=Markup(script),  # noqa: S704 - a file of ours
+        digest=digest,
+        made_at_us=made_at_us,
+        version=bstar.__version__,
+        iso=lambda at_us: dt.datetime.fromtimestamp(at_us / 1e6, dt.UTC).isoformat(timespec="milliseconds"),
+        split=lambda cell: cell if isinstance(cell, tuple) else (cell, ""),
     )
 
 
-def _is(number: int) -> str:
-    return "is" if number == 1 else "are"
-
-
-def _was(number: int) -> str:
-    return "was" if number == 1 else "were"
+_INLINED = ("style.css", "zone.js")
 
 
 @cache
-def _resource(name: str) -> str:
-    return files("bstar_pipeline.report").joinpath(name).read_text(encoding="utf-8")
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("bstar_pipeline.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _lacks(quality: Quality) -> list[str]:
+    """What makes the rest less certain."""
+    counts = (
+        (sum(number for _, number in quality.rejected), "line", "of the journals could not be read"),
+        (quality.missing, "record", "of a process not here"),
+        (quality.dropped, "record", "dropped because a journal could not keep up"),
+        (dict(quality.files).get("truncated", 0), "file", "cut off"),
+    )
+    told = [f"{words.plural(number, word)} {lack}." for number, word, lack in counts if number]
+    return [*told, "Requests were sampled: their numbers are estimates."] if quality.is_sampled else told
+
+
+def _facts(quality: Quality) -> list[tuple[str, str]]:
+    """The quality of the data, fact by fact."""
+    files = ", ".join(f"{count(number)} {state}" for state, number in quality.files)
+    rejected = ", ".join(f"{count(number)} {reason}" for reason, number in quality.rejected)
+    return [
+        ("files", files or "none"),
+        ("lines", count(quality.lines)),
+        ("lines that could not be read", rejected or "0"),
+        ("records that came twice and count once", count(quality.duplicates)),
+        ("records that are missing", count(quality.missing)),
+        ("records dropped by a journal that could not keep up", count(quality.dropped)),
+        ("requests sampled", "yes" if quality.is_sampled else "no"),
+        *(
+            (
+                f"clock of {node}",
+                (f"was {off_us / 1e6:+.3f} s off and is put right" if off_us else "is not put right")
+                + f"; unsure by {unsure_us / 1e6:.3f} s",
+            )
+            for node, off_us, unsure_us in quality.clocks
+        ),
+    ]
+
+
+# --- tables ---------------------------------------------------------------------------------------------
+
+
+def _whole_after(each: Incident) -> Cell:
+    return duration(None if each.recovered_at_us is None else each.recovered_at_us - each.began_at_us)
+
+
+def _times(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f} ×" if value >= 100 else f"{value:.2g} ×"
+
+
+def _worst_minute(each: Objective) -> Cell:
+    burned = each.worst_burn_rate
+    return (each.worst_at_us, _times(burned)) if burned else ""
+
+
+def _trend(each: Capacity) -> str:
+    return "–" if each.trend_per_day is None else f"{each.trend_per_day * 100:+.2f} points"
+
+
+def _remark(each: Client) -> str:
+    remarks = (("floods", each.is_flooding), ("retries", each.is_retrying))
+    return ", ".join(word for word, is_so in remarks if is_so)
+
+
+_INTERVALS: list[Column[Interval]] = [
+    Column("state", "head", lambda each: (f"{each.node} {plots.state_of(each)}", each.text or each.event)),
+    Column("since", "when", lambda each: each.since_at_us),
+    Column("for", "n", lambda each: duration(each.until_at_us - each.since_at_us)),
+    Column("epoch", "n", lambda each: str(each.epoch)),
+]
+_INCIDENTS: list[Column[Incident]] = [
+    Column("what", "head", lambda each: (words.happened(each), each.cause)),
+    Column(
+        "when",
+        "when",
+        lambda each: (each.began_at_us, f"± {duration(each.began_error_us)}" if each.began_error_us else ""),
+    ),
+    Column("outage", "n", lambda each: duration(each.outage_us)),
+    Column("detected after", "n", lambda each: duration(each.detection_us)),
+    Column("taken over after", "n", lambda each: duration(each.takeover_us)),
+    Column("pair whole after", "n", _whole_after),
+    Column("sent again", "n", lambda each: count(each.retried)),
+    Column("refused", "n", lambda each: count(each.refused)),
+    Column("unknown", "n", lambda each: count(each.unknown)),
+]
+_OBJECTIVES: list[Column[Objective]] = [
+    Column("service", "head", lambda each: (each.service, words.promised(each.promise))),
+    Column("alerts", "", words.alerts),
+    Column("requests", "n", lambda each: (count(each.requests), f"by {each.counted}")),
+    Column("peak per s", "n", lambda each: f"{each.peak_per_s:,.0f}"),
+    Column("errors", "n", lambda each: share(each.error_share)),
+    Column(
+        "p50, p95, p99", "n", lambda each: ", ".join(map(duration, (each.p50_us, each.p95_us, each.p99_us)))
+    ),
+    Column(
+        "budget used", "n", lambda each: (words.budget_used(each.promise), words.budget_note(each.promise))
+    ),
+    Column("burn rate", "n", lambda each: _times(each.burn_rate)),
+    Column("worst minute", "when", _worst_minute),
+]
+_CAPACITY: list[Column[Capacity]] = [
+    Column("service", "head", lambda each: each.service),
+    Column("workers", "n", lambda each: f"{each.workers:.3g}"),
+    Column("utilisation", "n", lambda each: share(each.utilisation)),
+    Column("peak", "n", lambda each: share(each.peak_utilisation)),
+    Column("arrivals per s", "n", lambda each: f"{each.arrivals_per_s:,.3g}"),
+    Column("longest queue", "n", lambda each: count(each.queued_max)),
+    Column("trend per day", "n", _trend),
+    Column("full from", "when", lambda each: each.saturates_at_us or "not foreseen"),
+]
+_CLIENTS: list[Column[Client]] = [
+    Column("client", "head", lambda each: f"{each.node} ({each.client[:12]})" if each.node else each.client),
+    Column("requests", "n", lambda each: count(each.requests)),
+    Column("share", "n", lambda each: share(each.share)),
+    Column("peak per s", "n", lambda each: f"{each.peak_per_s:,.3g}"),
+    Column("not answered", "n", lambda each: count(each.not_answered)),
+    Column("sent again", "n", lambda each: count(each.retries)),
+    Column("refused", "n", lambda each: count(each.busy)),
+    Column("p99", "n", lambda each: duration(each.p99_us)),
+    Column("remark", "", _remark),
+]
+_VERDICTS: list[Column[Verdicts]] = [
+    Column("rule", "head", lambda each: each.rule),
+    Column("violated", "n", lambda each: count(each.violated)),
+    Column("excused", "n", lambda each: count(each.excused)),
+    Column("unproven", "n", lambda each: count(each.unproven)),
+]
+_FINDINGS: list[Column[Finding]] = [
+    Column("finding", "head", lambda each: (f"{each.rule}: {each.verdict}", each.text)),
+    Column("when", "when", lambda each: each.at_us),
+    Column("request", "", lambda each: each.request),
+    Column("service", "", lambda each: each.service),
+    Column("node", "", lambda each: each.node),
+    Column("for", "n", lambda each: "" if each.duration_us is None else duration(each.duration_us)),
+    Column("count", "n", lambda each: count(each.count)),
+]
+_FACTS: list[Column[tuple[str, str]]] = [
+    Column("of the journals", "head", lambda each: each[0]),
+    Column("", "", lambda each: each[1]),
+]
+_SAMPLES: list[Column[tuple[str, str, str]]] = [
+    Column("file", "head", lambda each: each[0].rsplit("/", 1)[-1]),
+    Column("reason", "", lambda each: each[1]),
+    Column("line", "", lambda each: each[2]),
+]
+_RUNS: list[Column[Run]] = [
+    Column(
+        "process",
+        "head",
+        lambda each: f"{each.source} {each.node}" + (f" ({each.service})" if each.service else ""),
+    ),
+    Column("started", "when", lambda each: each.started_at_us),
+    Column("lived", "n", lambda each: duration(each.last_at_us - each.started_at_us)),
+    Column("end", "", lambda each: "stopped in good order" if each.is_clean else "no word"),
+    Column("host", "", lambda each: each.host),
+    Column("version", "", lambda each: each.version),
+    Column("configuration", "", lambda each: each.config),
+    Column("records", "n", lambda each: count(each.records)),
+    Column("missing", "n", lambda each: count(each.missing)),
+    Column("dropped", "n", lambda each: count(each.dropped)),
+]
+_COLUMNS = {
+    "intervals": _INTERVALS,
+    "incidents": _INCIDENTS,
+    "objectives": _OBJECTIVES,
+    "capacity": _CAPACITY,
+    "clients": _CLIENTS,
+    "verdicts": _VERDICTS,
+    "findings": _FINDINGS,
+    "facts": _FACTS,
+    "samples": _SAMPLES,
+    "runs": _RUNS,
+}

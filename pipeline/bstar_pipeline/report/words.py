@@ -78,6 +78,18 @@ KINDS = {
 }
 """What a node did in an incident of each kind."""
 
+_TO_DO = {
+    "crash": "Find out why {node} ended: its log, the kernel's log (out of memory), the machine's.",
+    "both-crash": "Find out what ended both nodes: one host, one power supply, one release?",
+    "stop": "Nothing, if somebody meant to stop {node}.",
+    "handover": "Nothing, if somebody meant to move the role.",
+    "pause": "Find out what held {node}: CPU taken by others, swap, a paused machine.",
+    "partition": "Mend the link between the nodes. An arbiter rules out that both serve.",
+    "both-active": "Mend the link between the nodes and set up an arbiter.",
+    "start": "Nothing: the pair began.",
+    "outage": "Look at the workers of the services named here: bstar status, then their logs.",
+}
+
 Level = Literal["violated", "unproven", "passed", "empty"]
 
 
@@ -142,6 +154,54 @@ def judge(verdicts: Sequence[Verdicts] | None, requests: float) -> Verdict:
 def _found(rule: str, number: int) -> str:
     one, several, _ = RULES.get(rule, (f"finding of {rule}", f"findings of {rule}", ""))
     return f"{count(number)} {one if number == 1 else several}"
+
+
+def happened(incident: Incident) -> str:
+    """What an incident was, in a few words."""
+    took = f", {incident.successor} took over" if incident.successor and incident.taken_over_at_us else ""
+    return f"{incident.node} {KINDS.get(incident.kind, incident.kind)}{took}"
+
+
+def to_do(incident: Incident) -> str:
+    """What a person on call does about an incident."""
+    advice = _TO_DO.get(incident.kind, "").format(node=incident.node)
+    if incident.kind in ("crash", "both-crash", "stop") and incident.recovered_at_us is None:
+        return f"If bstar status shows no {incident.node}, start it: these journals end without it. {advice}"
+    return advice
+
+
+def who_was_hit(content: Content, incident: Incident) -> str:
+    """Which requests an incident touched."""
+    told = [f"{plural(incident.affected, 'request')} waited or failed"]
+    if incident is worst_outage(content.incidents) and content.hits:
+        of = ", ".join(f"{hit.service} ({plural(hit.clients, 'client')})" for hit in content.hits)
+        told[0] += f", of {of}"
+    counts = (
+        (incident.retried, "sent again"),
+        (incident.refused, "refused"),
+        (incident.unknown, "with an unknown outcome"),
+    )
+    told += [f"{count(number)} {word}" for number, word in counts if number]
+    return "; ".join(told) + "."
+
+
+def cost(content: Content) -> list[str]:
+    """What the longest outage took of each service's objective."""
+    told = []
+    objectives = {each.service: each for each in content.objectives}
+    for hit in content.hits:
+        promise = objectives[hit.service].promise if hit.service in objectives else None
+        if promise is None:
+            told.append(f"{hit.service}: no objective is known.")
+            continue
+        missed = ((hit.not_answered, promise.availability), (hit.slow, promise.latency_share))
+        used = max(number / max(1e-9, (1 - part) * promise.period_requests) for number, part in missed)
+        kept = "kept" if promise.is_kept else "missed"
+        told.append(
+            f"{hit.service}: {_percent(used)} of its budget ({count(hit.not_answered)} not answered, "
+            f"{count(hit.slow)} slow); {budget_used(promise).partition(':')[0]} is used, objective {kept}."
+        )
+    return told
 
 
 def worst_outage(incidents: Sequence[Incident]) -> Incident | None:
@@ -238,19 +298,15 @@ def alerts(objective: Objective) -> str:
     return ", ".join(f"{number} min {speed}" for speed, number in told if number)
 
 
-def is_one_day(content: Content) -> bool:
-    """Whether all of it is of one date, so that times alone are clear."""
-    return date_and_time(content.from_us)[:10] == date_and_time(content.until_us - 1)[:10]
-
-
 def clock(at_us: int | None) -> str:
     """Time of day to the millisecond, UTC."""
     return "–" if at_us is None else _utc(at_us).strftime("%H:%M:%S.") + f"{at_us // 1000 % 1000:03d}"
 
 
 def moment(content: Content, at_us: int | None) -> str:
-    """A time to the millisecond, with its date only where the report is about more than one."""
-    return clock(at_us) if is_one_day(content) else date_and_time(at_us, to="ms")
+    """A time to the millisecond, with its date unless all of the report is of that one."""
+    days = {_utc(each).date() for each in (content.from_us, content.until_us - 1, at_us) if each is not None}
+    return clock(at_us) if len(days) == 1 else date_and_time(at_us, to="ms")
 
 
 def date_and_time(at_us: int | None, *, to: Literal["minutes", "seconds", "ms"] = "seconds") -> str:
