@@ -140,23 +140,25 @@ def found(local: SparkSession) -> dict[str, list[Row]]:
     from bstar_pipeline import silver
     from bstar_pipeline.gold.audit import audit
     from bstar_pipeline.gold.durables import durable_findings
+    from bstar_pipeline.gold.nodes import process_findings
+    from bstar_pipeline.pair_rows import frame_of
     from bstar_pipeline.schema import table_schema
 
     bronze = frame(local, [*good(), *lost(), *doubtful(), *begun(), *changed()]).persist()
 
-    def settled(rows: Iterable[Row], name: str) -> Any:
-        return local.createDataFrame(list(rows), table_schema(name))
+    def table(rows: Iterable[Any], name: str) -> Any:
+        return frame_of(local, rows, table_schema(name))
 
-    runs = settled(silver.runs(bronze).collect(), "silver.runs")
-    histories = silver.histories(bronze, runs)
-    states = settled(silver.states(histories).collect(), "silver.states")
-    durables = settled(silver.durables(bronze, runs).collect(), "silver.durables")
-    requests = settled(silver.requests(bronze, runs).collect(), "silver.requests")
-    findings = durable_findings(durables, bronze, runs, states)
-    return {
-        "durables": durables.collect(),
-        "audit": audit(requests, runs, states, silver.both_serving(histories), further=[findings]).collect(),
-    }
+    facts = silver.facts(bronze)
+    of_runs = silver.runs(facts)
+    histories = silver.histories(facts, of_runs)
+    runs, states = table(of_runs, "silver.runs"), table(silver.states(histories), "silver.states")
+    durables = silver.durables(bronze, runs).collect()
+    of_durables = local.createDataFrame(durables, table_schema("silver.durables"))
+    processes = table(process_findings(facts, of_runs, histories), "gold.audit")
+    findings = durable_findings(of_durables, bronze, runs, states)
+    audited = audit(silver.requests(bronze, runs), runs, [processes, findings])
+    return {"durables": durables, "audit": audited.collect()}
 
 
 def one(found: dict[str, list[Row]], pair: str, client: str, submission: int = 1) -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +13,7 @@ from support.journals import Run, frame
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -117,19 +118,23 @@ CASES = (_quiet, _slow, _away, _never_back, _sampled, _both_killed)
 
 
 @pytest.fixture(scope="module")
-def incidents(local: SparkSession) -> list[Row]:
+def incidents(local: SparkSession) -> list[Any]:
     from bstar_pipeline import silver
     from bstar_pipeline.engine import settled
     from bstar_pipeline.gold.incidents import incidents as found
+    from bstar_pipeline.pair_rows import frame_of
+    from bstar_pipeline.schema import table_schema
 
     bronze = settled(frame(local, [run for case in CASES for run in case()]))
-    runs = settled(silver.runs(bronze))
-    histories = settled(silver.histories(bronze, runs))
+    facts = silver.facts(bronze)
+    of_runs = silver.runs(facts)
+    runs = frame_of(local, of_runs, table_schema("silver.runs"))
     requests = settled(silver.requests(bronze, runs))
-    return found(bronze, runs, requests, histories).orderBy("pair", "began_at_us").collect()
+    rows = found(bronze, runs, requests, silver.histories(facts, of_runs))
+    return sorted((SimpleNamespace(**row) for row in rows), key=lambda row: (row.pair, row.began_at_us))
 
 
-def _of(incidents: list[Row], pair: str) -> list[Row]:
+def _of(incidents: list[Any], pair: str) -> list[Any]:
     """What is beyond the pair's beginning and its end in good order."""
     of_pair = [row for row in incidents if row.pair == pair]
     began_us = min(row.began_at_us for row in of_pair)
@@ -138,12 +143,12 @@ def _of(incidents: list[Row], pair: str) -> list[Row]:
 
 @pytest.mark.parametrize("pair", ["quiet", "slow", "sampled"])
 def test_without_traffic_with_slow_handlers_and_in_samples_is_no_outage(
-    incidents: list[Row], pair: str
+    incidents: list[Any], pair: str
 ) -> None:
     assert _of(incidents, pair) == []
 
 
-def test_workers_that_are_away_are_an_outage_although_no_role_moves(incidents: list[Row]) -> None:
+def test_workers_that_are_away_are_an_outage_although_no_role_moves(incidents: list[Any]) -> None:
     (found,) = _of(incidents, "away")
     start = min(row.began_at_us for row in incidents if row.pair == "away")
     assert (found.kind, found.node, found.successor) == ("outage", "primary", None)
@@ -156,13 +161,13 @@ def test_workers_that_are_away_are_an_outage_although_no_role_moves(incidents: l
     )
 
 
-def test_an_outage_that_does_not_end_lasts_to_the_last_request(incidents: list[Row]) -> None:
+def test_an_outage_that_does_not_end_lasts_to_the_last_request(incidents: list[Any]) -> None:
     (found,) = _of(incidents, "forever")
     assert found.kind == "outage"
     assert found.recovered_at_us - found.began_at_us == 31 * S
 
 
-def test_both_nodes_killed_is_one_incident(incidents: list[Row]) -> None:
+def test_both_nodes_killed_is_one_incident(incidents: list[Any]) -> None:
     (found,) = _of(incidents, "killed")
     assert (found.kind, found.node) == ("both-crash", "primary")
     assert "primary ended without a word" in found.cause

@@ -7,7 +7,7 @@ table.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -270,21 +270,19 @@ def audited(local: SparkSession) -> list[Row]:
     """The audit's findings of all scenarios."""
     from bstar_pipeline import silver
     from bstar_pipeline.gold.audit import audit
-    from bstar_pipeline.gold.nodes import node_findings
+    from bstar_pipeline.gold.nodes import process_findings
+    from bstar_pipeline.pair_rows import frame_of
     from bstar_pipeline.schema import table_schema
 
     runs = [run for pair, planted in PLANTED.items() for run in planted.plant(Cast(pair))]
     bronze = frame(local, runs).persist()
 
-    def settled(table: Any, name: str) -> Any:
-        return local.createDataFrame(table.collect(), table_schema(name))
-
-    found = settled(silver.runs(bronze), "silver.runs")
-    histories = silver.histories(bronze, found)
-    states = settled(silver.states(histories), "silver.states")
-    both = silver.both_serving(histories)
-    requests = settled(silver.requests(bronze, found), "silver.requests")
-    rows = audit(requests, found, states, both, further=[node_findings(bronze, found)]).collect()
+    facts = silver.facts(bronze)
+    of_runs = silver.runs(facts)
+    found = frame_of(local, of_runs, table_schema("silver.runs"))
+    processes = process_findings(facts, of_runs, silver.histories(facts, of_runs))
+    requests = silver.requests(bronze, found)
+    rows = audit(requests, found, [frame_of(local, processes, table_schema("gold.audit"))]).collect()
     bronze.unpersist()
     return rows
 

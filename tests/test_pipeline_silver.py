@@ -82,14 +82,17 @@ def _others() -> list[Run]:
 def silver(local: SparkSession) -> dict[str, list[Row]]:
     """Each table once."""
     from bstar_pipeline import silver as module
+    from bstar_pipeline.pair_rows import frame_of
     from bstar_pipeline.schema import table_schema
 
     bronze = frame(local, [*_nodes(), *_others()])
-    rows = module.runs(bronze).collect()
-    runs = local.createDataFrame(rows, table_schema("silver.runs"))
+    facts = module.facts(bronze)
+    rows = module.runs(facts)
+    runs = frame_of(local, rows, table_schema("silver.runs"))
+    states = frame_of(local, module.states(module.histories(facts, rows)), table_schema("silver.states"))
     return {
-        "runs": rows,
-        "states": module.states(module.histories(bronze, runs)).orderBy("node", "since_at_us").collect(),
+        "runs": runs.collect(),
+        "states": states.orderBy("node", "since_at_us").collect(),
         "requests": module.requests(bronze, runs).collect(),
     }
 
@@ -210,10 +213,11 @@ def test_requests_of_nodes_are_the_same_whether_all_are_grouped_or_only_the_repe
     local: SparkSession,
 ) -> None:
     from bstar_pipeline import silver as module
+    from bstar_pipeline.pair_rows import frame_of
     from bstar_pipeline.schema import table_schema
 
     bronze = frame(local, _nodes())
-    runs = local.createDataFrame(module.runs(bronze).collect(), table_schema("silver.runs"))
+    runs = frame_of(local, module.runs(module.facts(bronze)), table_schema("silver.runs"))
     again = module.repeated(bronze)
     # c-moved and c-twice; what plain clients sent to two nodes are two requests.
     assert again.count() == 2

@@ -15,10 +15,11 @@ that change something and the times without an answer: few, whatever the traffic
 import datetime as dt
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
@@ -26,16 +27,17 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from bstar.errors import ConfigurationError
 from bstar_pipeline import bronze, clocks, copies, silver, store
 from bstar_pipeline.bronze import REJECTION
-from bstar_pipeline.engine import is_local, settled, version_of
+from bstar_pipeline.engine import is_local, version_of
 from bstar_pipeline.gold.audit import audit
 from bstar_pipeline.gold.capacity import capacity
 from bstar_pipeline.gold.clients import clients
 from bstar_pipeline.gold.durables import durable_findings
 from bstar_pipeline.gold.history import CLOCK_ERROR_US
 from bstar_pipeline.gold.incidents import incidents
-from bstar_pipeline.gold.nodes import node_findings
+from bstar_pipeline.gold.nodes import process_findings
 from bstar_pipeline.gold.objectives import budgets, objectives, sketches
 from bstar_pipeline.inputs import Inputs, open_inputs
+from bstar_pipeline.pair_rows import Row, Rows, collected, frame_of
 from bstar_pipeline.schema import REJECTED, table_schema
 from bstar_pipeline.slo import Objectives
 from bstar_pipeline.store import Part
@@ -107,7 +109,7 @@ class _Job:
     """And the files and lines that are none, to these as well."""
     topics: frozenset[str] = frozenset()
     """Of the records."""
-    earlier: DataFrame | None = None
+    earlier: Rows = ()
     """What records of before the first day say of runs, see ``silver.earlier``."""
     margin: DataFrame | None = None
     """Records of single requests, of the last hour before the first day."""
@@ -133,6 +135,10 @@ class _Job:
         store.replace(_clamped(frame, self.scope), self.root, name, self.scope)
         return self.read(name)
 
+    def write_rows(self, name: str, rows: Iterable[Row]) -> DataFrame:
+        """The same of a table that is small."""
+        return self.write(name, frame_of(self.spark, rows, table_schema(name)))
+
     def read(self, name: str) -> DataFrame:
         return store.read(self.spark, self.root, name, self.scope)
 
@@ -155,14 +161,20 @@ def run(
     records = _bronze(job, inputs, since)
     with ThreadPoolExecutor(1, "services") as other:
         told = other.submit(_services, job, records, slo)
-        runs = job.write("silver.runs", _with_right_clocks(job, records, clock_error_us))
-        histories = silver.histories(records, runs, clock_error_us)
-        states = job.write("silver.states", silver.states(histories))
+        job.tell("looking for processes and what happened to them")
+        facts = silver.facts(records)
+        of_runs = _with_right_clocks(job, records, facts, clock_error_us)
+        histories = silver.histories(facts, of_runs, clock_error_us)
+        runs = job.write_rows("silver.runs", of_runs)
+        states = job.write_rows("silver.states", silver.states(histories))
         requests = _requests(job, records, runs, clock_error_us, since)
-        further = [node_findings(records, runs), *_durables(job, records, runs, states, clock_error_us)]
-        found = job.write("gold.incidents", incidents(records, runs, requests, histories))
-        both = silver.both_serving(histories)
-        findings = job.write("gold.audit", audit(requests, runs, states, both, clock_error_us, further))
+        found = job.write_rows("gold.incidents", incidents(records, runs, requests, histories))
+        of_processes = process_findings(facts, of_runs, histories, clock_error_us)
+        further = [
+            frame_of(spark, of_processes, table_schema("gold.audit")),
+            *_durables(job, records, runs, states, clock_error_us),
+        ]
+        findings = job.write("gold.audit", audit(requests, runs, further))
         told.result()
     store.clear(spark, root, "bronze.records", job.aside)
     job.tell("counting")
@@ -210,7 +222,7 @@ def _bronze(job: _Job, inputs: Sequence[str], since: dt.date | None) -> DataFram
     is_older = (F.col("topic") == _OUTSIDE) | F.col("topic").startswith(_MARGIN)
     parsed = parsed.where((F.col("topic") == REJECTED) | is_older | store.within(scope))
     if since is not None:
-        job.earlier = settled(silver.earlier(parsed.where(is_older), parsed.where(~is_older)), is_eager=True)
+        job.earlier = silver.earlier(parsed.where(is_older), parsed.where(~is_older))
     job.tell("looking for files that came twice or lost their end")
     found = copies.ranges(parsed).persist()
     try:
@@ -293,25 +305,23 @@ def _files(job: _Job, journals: Inputs, ranges: DataFrame, since: dt.date | None
     job.seen |= frozenset((row.day, row.pair) for row in named)
 
 
-def _with_right_clocks(job: _Job, records: DataFrame, clock_error_us: int) -> DataFrame:
-    """``silver.runs``, where the times of machines whose clocks are wrong are put right."""
-    runs = settled(silver.runs(records, job.earlier))
-    links = silver.peer_links(records, runs)
-    if "requests" in job.topics and job.topics & {"calls", "executions"}:
-        links = links.unionByName(silver.links(records, runs))
-    found = [
-        clocks.Link(*row) for row in links.orderBy("node", "other", "low_us").limit(_LINKS_MAX).collect()
-    ]
-    if not found:
-        return runs
-    clock = F.coalesce("machine", "boot")
-    of_clock = runs.groupBy(clock.alias("clock")).agg(
-        F.count_if(F.col("source") == "broker").alias("nodes"),
-        F.count_if(F.col("source").isin("client", "worker")).alias("others"),
-    )
-    known = of_clock.collect()
-    nodes = [row.clock for row in known if row.nodes]
-    off = clocks.wrong(found, nodes, {row.clock: row.others for row in known})
+def _with_right_clocks(
+    job: _Job, records: DataFrame, facts: Mapping[str, Rows], clock_error_us: int
+) -> list[dict[str, Any]]:
+    """Rows of ``silver.runs``, where the times of machines whose clocks are wrong are put right."""
+    runs = silver.runs(facts, job.earlier)
+    links = silver.peer_links(facts, runs)
+    sources: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for run in runs:
+        sources[silver.clock_of(run)][run["source"]] += 1
+    of_several = "requests" in job.topics and job.topics & {"calls", "executions"}
+    if of_several and len(sources) > 1:
+        frame = frame_of(job.spark, runs, table_schema("silver.runs"))
+        found = collected(silver.links(records, frame).limit(_LINKS_MAX))
+        links += [clocks.Link(**row) for row in found]
+    nodes = [clock for clock, counts in sources.items() if counts["broker"]]
+    others = {clock: counts["client"] + counts["worker"] for clock, counts in sources.items()}
+    off = clocks.wrong(sorted(links), nodes, others)
     for machine, (ahead_us, unsure_us) in off.items():
         if abs(ahead_us) > clock_error_us:
             job.tell(f"putting right the clock of machine {machine}, which is off by {ahead_us / 1e6:+.3f} s")

@@ -10,7 +10,7 @@ it writes what is to be told (``stream.arrivals``, ``stream.news``), and the wat
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import reduce
 
 from pyspark.errors import AnalysisException
@@ -19,8 +19,9 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from bstar_pipeline import bronze
 from bstar_pipeline.gold.objectives import objectives, sketches
+from bstar_pipeline.pair_rows import frame_of
 from bstar_pipeline.schema import REJECTED, table_schema
-from bstar_pipeline.silver import both_serving, histories, runs
+from bstar_pipeline.silver import facts, histories, runs
 from bstar_pipeline.slo import Objectives
 from bstar_pipeline.store import location, nothing
 from bstar_pipeline.tables import TABLES
@@ -126,16 +127,22 @@ class MicroBatch:
         """Two nodes of a pair that served at once, in these days and the ones before."""
         needed = sorted({*days, *(day - timedelta(days=1) for day in days)})
         events = read(spark, self.root, "stream.records", needed)
-        both = both_serving(histories(events, runs(events), self.clock_error_us))
-        return _news(
-            both,
-            "'both-active'",
-            "concat_ws(' ', pair, boot, epoch, successor, successor_epoch)",
-            F.format_string("both served for at least %.3f s", F.expr("(until_at_us - since_at_us) / 1e6")),
-            day="to_date(timestamp_micros(since_at_us))",
-            at_us="since_at_us",
-            node="concat_ws(' and ', least(node, successor), greatest(node, successor))",
-        )
+        known = facts(events)
+        told = [
+            {
+                "kind": "both-active",
+                "key": f"{pair} {both.boot} {both.epoch} {both.successor} {both.successor_epoch}",
+                "text": f"both served for at least {(both.until_at_us - both.since_at_us) / 1e6:.3f} s",
+                "day": datetime.fromtimestamp(both.since_at_us // 1_000_000, UTC).date(),
+                "pair": pair,
+                "at_us": both.since_at_us,
+                "node": " and ".join(sorted((both.node, both.successor))),
+                "service": "",
+            }
+            for pair, history in histories(known, runs(known), self.clock_error_us).items()
+            for both in history.overlaps
+        ]
+        return frame_of(spark, told, table_schema("stream.news")).drop("batch")
 
 
 def _news(rows: DataFrame, kind: str, key: str, text: Column, **columns: str) -> DataFrame:

@@ -1,40 +1,28 @@
 """Was every accepted request answered once, and did one node serve at a time? One row for each finding.
 
 ``gold.rules`` judges single requests. A violated rule names its request; excused and unproven requests are
-counted, in one row for each pair, day, service and reason. Further rows say what the journals cannot prove,
-and *both-active* (guarantee 3): both nodes served at once for longer than the clock error, which breaks the
-guarantee also where a pair without an arbiter cannot prevent it.
+counted, in one row for each pair, day, service and reason. ``gold.nodes`` has what is found about processes.
 
 Requests are never shuffled: they are filtered, counted, and joined with the clients that keep a journal.
 """
 
 from collections.abc import Sequence
 from functools import reduce
-from itertools import starmap
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from bstar_pipeline.gold.history import CLOCK_ERROR_US
 from bstar_pipeline.gold.rules import DURABLE_NUMBER, findings
-from bstar_pipeline.gold.sentences import FOREVER, text
 from bstar_pipeline.schema import shaped
 
 # Bits of silver.requests.evidence.
 _NODE, _CLIENT, _WORKER = 1, 2, 4
+_FOREVER = 1 << 62
 # What the end of a journal may lack: records that waited to be written ...
 _UNWRITTEN_US = 2_000_000
 # ... and calls that had not ended yet.
 _CALL_MAX_US = 60_000_000
 
-# What the journal of a run may lack: how much, and its sentence.
-_LACKING = (
-    ("before", "records that it wrote before its first one here are not here"),
-    ("missing", "records that it wrote are not here"),
-    ("conflicts", "records have the number of another: its boot id ran twice, as after a restored snapshot"),
-    ("dropped", "records it could not write in time"),
-    ("if(is_sampled, 1L, 0L)", "its records of requests are a sample"),
-)
 # What a rule cannot be proven for: the rule, the count of such requests, and why.
 _UNCOVERED = (
     ("lost", "plain", "of plain Majordomo clients, whose requests have no identity: nothing is checked"),
@@ -45,15 +33,8 @@ _UNCOVERED = (
 )
 
 
-def audit(
-    requests: DataFrame,
-    runs: DataFrame,
-    states: DataFrame,
-    both: DataFrame,
-    clock_error_us: int = CLOCK_ERROR_US,
-    further: Sequence[DataFrame] = (),
-) -> DataFrame:
-    """gold.audit of the silver tables and of ``silver.both_serving``, with ``further`` rows of it."""
+def audit(requests: DataFrame, runs: DataFrame, further: Sequence[DataFrame] = ()) -> DataFrame:
+    """gold.audit of the silver tables, with ``further`` rows of it."""
     found = findings(_with_context(requests, runs))
     # Named one by one if violated, else counted.
     is_named = F.col("verdict") == "violated"
@@ -61,14 +42,7 @@ def audit(
     of_requests = found.groupBy("day", "pair", "rule", "verdict", "service", "text", *names).agg(
         F.count(F.lit(1)).alias("count"), F.min("at_us").alias("at_us")
     )
-    parts = [
-        of_requests,
-        _coverage(requests),
-        _gaps(runs, states),
-        _both_active(both),
-        _unsure(runs, clock_error_us),
-        *further,
-    ]
+    parts = [of_requests, _coverage(requests), *further]
     return reduce(DataFrame.unionByName, [shaped(part, "gold.audit") for part in parts])
 
 
@@ -100,7 +74,7 @@ def _with_context(requests: DataFrame, runs: DataFrame) -> DataFrame:
             "client",
             f"is_sampled OR {holes} OR NOT is_clean",
             f"if(is_sampled OR {holes}, started_at_us, last_at_us - {_CALL_MAX_US})",
-            f"{FOREVER}",
+            f"{_FOREVER}",
         ),
         gaps(
             "worker_gaps",
@@ -175,83 +149,4 @@ def _coverage(requests: DataFrame) -> DataFrame:
         counts.select("day", "pair", "service", "at_us", F.inline(rows))
         .where("count > 0")
         .withColumn("verdict", F.lit("unproven"))
-    )
-
-
-def _gaps(runs: DataFrame, states: DataFrame) -> DataFrame:
-    """Runs whose journals lack something, and nodes whose last moments nobody wrote down."""
-    lacking = F.array(
-        *starmap(lambda count, text: F.expr(f"struct({count} AS count, '{text}' AS text)"), _LACKING)
-    )
-    of_runs = (
-        runs.select("*", F.explode(lacking).alias("lack"))
-        .where("lack.count > 0")
-        .select(
-            "day",
-            "pair",
-            "node",
-            "service",
-            F.expr(
-                "CASE source WHEN 'client' THEN 'lost' WHEN 'worker' THEN 'executed-twice' "
-                "ELSE 'answered-twice' END AS rule"
-            ),
-            F.col("started_at_us").alias("at_us"),
-            F.col("lack.count").alias("count"),
-            text("{source} {node}: {lack.text}").alias("text"),
-        )
-    )
-    why = text("broker {node} ended without a word: its last records may be missing")
-    killed = states.where("ended_by = 'kill'").select(
-        F.to_date(F.timestamp_micros("until_at_us")).alias("day"),
-        "pair",
-        "node",
-        F.lit("lost").alias("rule"),
-        F.col("until_at_us").alias("at_us"),
-        F.lit(1).alias("count"),
-        why.alias("text"),
-    )
-    return of_runs.unionByName(killed, allowMissingColumns=True).withColumn("verdict", F.lit("unproven"))
-
-
-# --- the pair -----------------------------------------------------------------------------------------------
-
-
-def _both_active(both: DataFrame) -> DataFrame:
-    why = F.format_string(
-        "%s (epoch %d) and %s (epoch %d) both served for %.1f ms",
-        "node",
-        "epoch",
-        "successor",
-        "successor_epoch",
-        F.expr("(until_at_us - since_at_us) / 1000D"),
-    )
-    return both.select(
-        F.lit("both-active").alias("rule"),
-        F.lit("violated").alias("verdict"),
-        "node",
-        F.col("since_at_us").alias("at_us"),
-        F.expr("until_at_us - since_at_us AS duration_us"),
-        F.lit(1).alias("count"),
-        why.alias("text"),
-        F.to_date(F.timestamp_micros("since_at_us")).alias("day"),
-        "pair",
-    )
-
-
-def _unsure(runs: DataFrame, clock_error_us: int) -> DataFrame:
-    """Nodes whose clocks went differently from others': whether they served at once is not known."""
-    why = text(
-        "the clock of {node} is unsure by {clock_unsure_us:s}, because it drifted or because nothing tells "
-        "which of two is right: shorter times cannot be told"
-    )
-    return runs.where(f"source = 'broker' AND clock_unsure_us > {clock_error_us}").select(
-        F.lit("both-active").alias("rule"),
-        F.lit("unproven").alias("verdict"),
-        "node",
-        F.col("started_at_us").alias("at_us"),
-        F.col("clock_unsure_us").alias("duration_us"),
-        F.lit(1).alias("count"),
-        why.alias("text"),
-        "day",
-        "pair",
     )

@@ -13,11 +13,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from bstar_pipeline.gold.history import CLOCK_ERROR_US
-from bstar_pipeline.gold.sentences import FOREVER
 from bstar_pipeline.schema import shaped
 
 # What a node that was killed may not have written.
 _UNWRITTEN_US = 2_000_000
+_FOREVER = 1 << 62
 _COUNTED = ("pending", "answered", "dead", "cancelled")
 
 
@@ -133,7 +133,7 @@ def _counts(records: DataFrame, runs: DataFrame) -> DataFrame:
 def _doubts(runs: DataFrame, states: DataFrame) -> DataFrame:
     """For each pair the time until which an end may have been recorded by nobody."""
     holes = runs.where("source = 'broker' AND (missing > 0 OR dropped > 0)").select(
-        "pair", F.lit(FOREVER).alias("until_us")
+        "pair", F.lit(_FOREVER).alias("until_us")
     )
     kills = states.where("ended_by = 'kill'").select(
         "pair", (F.col("until_at_us") + _UNWRITTEN_US).alias("until_us")

@@ -181,6 +181,15 @@ class Incident:
     recovered_at_us: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PairHistory:
+    """What happened to a pair. ``overlaps``: the times in which both nodes served."""
+
+    states: list[State]
+    incidents: list[Incident]
+    overlaps: list[Overlap]
+
+
 @dataclass(slots=True)
 class _Loss:
     """A node missed its peer, and when it heard it again."""

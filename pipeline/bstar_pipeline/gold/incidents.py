@@ -1,24 +1,25 @@
 """What happened to the pair, when, who noticed, who took over, and what clients saw of it.
 
 ``gold.history`` puts each pair's events in order, ``gold.outages`` finds the times in which requests waited;
-here both become rows, with the number of requests that each incident touched.
+here both become rows, with the number of requests that each incident touched. Two queries bring what requests
+say: the times without an answer, and then the counts.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from operator import attrgetter
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from bstar_pipeline.gold import outages
-from bstar_pipeline.gold.history import Incident, State
-from bstar_pipeline.pair_rows import Rows, columns, per_pair, rows_of, together
-from bstar_pipeline.schema import shaped
+from bstar_pipeline.gold.history import PairHistory
+from bstar_pipeline.pair_rows import Row, Rows, by_pair, collected, frame_of, together
 
 # Refusals are counted once in a while; the record comes at the end of the interval.
 _REFUSED_LATE_US = 10_000_000
@@ -28,57 +29,84 @@ _MINUTE_US = 60_000_000
 _CLIENT = 2
 
 _OF_OUTAGE = ("outage_at_us", "outage_us", "since_us", "until_us")
-_OUTAGES = columns(Incident, id="STRING", **dict.fromkeys(_OF_OUTAGE, "BIGINT"))
+_SPAN = StructType(
+    [StructField(name, StringType()) for name in ("id", "pair")]
+    + [StructField(name, LongType()) for name in (*_OF_OUTAGE, "outage_until_us")]
+)
+_SECOND = StructType([StructField("pair", StringType()), StructField("second", LongType())])
+# These say nothing of who served and who took over.
+_OF_BOTH = ("start", "both-active", "both-crash", "partition", "handover")
 
 
-def incidents(records: DataFrame, runs: DataFrame, requests: DataFrame, histories: DataFrame) -> DataFrame:
-    """gold.incidents of bronze records, the silver tables and ``histories``."""
-    near = histories.where("what = 'second'").select("pair", "second")
-    gaps = outages.gaps(requests, near).withColumn("what", F.lit("gap"))
-    told = together(histories.where("what IN ('state', 'incident')"), gaps)
-    found = per_pair(told, _outages, _OUTAGES)
-    counted = found.join(_counts(found, requests), "id", "left").join(
-        _refused(found, records, runs), "id", "left"
+def incidents(
+    records: DataFrame, runs: DataFrame, requests: DataFrame, histories: Mapping[str, PairHistory]
+) -> list[dict[str, Any]]:
+    """Rows of gold.incidents, of bronze records, the silver tables and ``silver.histories``."""
+    near = (
+        {"pair": pair, "second": second}
+        for pair, history in histories.items()
+        for second in sorted(outages.seconds(history.incidents))
     )
-    is_alone = "kind = 'outage' OR NOT is_certain"
-    waiting = F.format_string(
-        "%d requests waited (%s), and for %.3f s no worker was at work on any, and none was answered.",
-        F.coalesce("waiting", F.lit(0)),
-        F.coalesce("services", F.lit("")),
-        (F.col("ended_at_us") - F.col("began_at_us")) / 1e6,
-    )
-    columns = {
-        "retried": F.expr("coalesce(retried, 0L)"),
-        "refused": F.expr("if(coalesce(has_calls, false), refused_calls, coalesce(refused_at_nodes, 0L))"),
-        "unknown": F.expr("coalesce(unknown, 0L)"),
-        "affected": F.expr("coalesce(affected, 0L)"),
-        "detection_us": F.col("detected_at_us") - F.col("began_at_us"),
-        "takeover_us": F.col("taken_over_at_us") - F.col("began_at_us"),
-        "cause": F.when(F.col("kind") == "outage", waiting).otherwise(_cause()),
-        "day": F.to_date(F.timestamp_micros("began_at_us")),
+    seconds = frame_of(records.sparkSession, near, _SECOND)
+    gaps = by_pair(collected(outages.gaps(requests, seconds)))
+    found = [
+        each for pair, history in histories.items() for each in _outages(pair, history, gaps.get(pair, ()))
+    ]
+    spans = frame_of(records.sparkSession, found, _SPAN)
+    counts: dict[str, dict[str, Any]] = {}
+    for row in collected(together(_counts(spans, requests), _refused(spans, records, runs))):
+        told = {name: value for name, value in row.items() if value is not None}
+        counts.setdefault(row["id"], {}).update(told)
+    rows = (_row(each, counts.get(each["id"], {})) for each in found)
+    return [row for row in rows if row is not None]
+
+
+def _row(each: dict[str, Any], counts: Row) -> dict[str, Any] | None:
+    """The row of an incident; None of an outage that is none, because one request alone waited."""
+    waiting = counts.get("waiting", 0)
+    is_outage = each["kind"] == "outage"
+    if (is_outage or not each["is_certain"]) and waiting <= 1:
+        return None
+    began_us = each["began_at_us"]
+
+    def after_us(name: str) -> int | None:
+        return None if each[name] is None else each[name] - began_us
+
+    cause = _cause(each)
+    if is_outage:
+        cause = (
+            f"{waiting} requests waited ({counts.get('services', '')}), and for "
+            f"{(each['ended_at_us'] - began_us) / 1e6:.3f} s no worker was at work on any, and none was "
+            "answered."
+        )
+    return {
+        **each,
+        "retried": counts.get("retried", 0),
+        "refused": counts.get("refused_calls" if counts.get("has_calls") else "refused_at_nodes", 0),
+        "unknown": counts.get("unknown", 0),
+        "affected": counts.get("affected", 0),
+        "detection_us": after_us("detected_at_us"),
+        "takeover_us": after_us("taken_over_at_us"),
+        "cause": cause,
+        "day": dt.datetime.fromtimestamp(began_us // 1_000_000, dt.UTC).date(),
     }
-    # A request that waits alone is no outage.
-    known = counted.where(f"NOT ({is_alone}) OR waiting > 1")
-    return shaped(known.withColumns(columns), "gold.incidents")
 
 
-def _cause() -> Column:
+def _cause(each: Row) -> str:
     """The sentence of what happened, who was hit, and who took over."""
-    said = F.col("text")
-    role = F.expr(
-        "CASE WHEN kind IN ('start', 'both-active', 'both-crash', 'partition', 'handover') THEN '' "
-        "WHEN was_serving THEN ' It was the active node.' ELSE ' It stood by.' END"
-    )
-    served = F.format_string(
-        " %s served after %.3f s.", "successor", (F.col("taken_over_at_us") - F.col("began_at_us")) / 1e6
-    )
-    after = F.expr(
-        "CASE WHEN kind = 'partition' THEN ' The role stayed where it was.' "
-        "WHEN was_serving THEN ' No node took over.' ELSE '' END"
-    )
-    is_silent = F.col("kind").isin("start", "both-active")
-    took = F.when(is_silent, "").when(F.col("successor").isNotNull(), served).otherwise(after)
-    return F.concat(said, role, took)
+    kind, was_serving = each["kind"], each["was_serving"]
+    role = took = ""
+    if kind not in _OF_BOTH:
+        role = " It was the active node." if was_serving else " It stood by."
+    if kind not in ("start", "both-active"):
+        if each["successor"] is not None:
+            after_us = (each["taken_over_at_us"] or each["began_at_us"]) - each["began_at_us"]
+            took = f" {each['successor']} served after {after_us / 1e6:.3f} s."
+        elif kind == "partition":
+            took = " The role stayed where it was."
+        elif was_serving:
+            took = " No node took over."
+    return f"{each['text']}{role}{took}"
 
 
 # --- requests -----------------------------------------------------------------------------------------------
@@ -96,7 +124,7 @@ def _counts(found: DataFrame, requests: DataFrame) -> DataFrame:
         "since_us",
         "until_us",
         "outage_at_us",
-        F.expr("outage_at_us + coalesce(outage_us, until_us - outage_at_us)").alias("outage_until_us"),
+        "outage_until_us",
         F.explode(minutes).alias("minute"),
     )
     near = (
@@ -144,17 +172,19 @@ def _refused(found: DataFrame, records: DataFrame, runs: DataFrame) -> DataFrame
     )
 
 
-def _outages(pair: str, rows: Rows) -> Iterator[dict[str, Any]]:
-    """What ``gold.outages`` finds in the states, incidents and gaps of a pair."""
-    gaps = sorted(rows_of(rows, "gap", outages.Gap), key=attrgetter("before_at_us"))
-    states = [state for state in rows_of(rows, "state", State) if state.state == "ACTIVE"]
+def _outages(pair: str, history: PairHistory, told: Rows) -> Iterator[dict[str, Any]]:
+    """What ``gold.outages`` finds in the history and the gaps of a pair."""
+    gaps = sorted(map(outages.gap_of, told), key=attrgetter("before_at_us"))
+    states = [state for state in history.states if state.state == "ACTIVE"]
     serving = sorted((state.since_at_us, state.node, state.boot) for state in states)
-    is_sampled = any((row["heaviest"] or 0) > 1 for row in rows)
-    incidents = rows_of(rows, "incident", Incident)
-    for each in outages.outages(incidents, gaps, serving, is_sampled=is_sampled):
+    is_sampled = any((row["heaviest"] or 0) > 1 for row in told)
+    for each in outages.outages(history.incidents, gaps, serving, is_sampled=is_sampled):
         incident = each.incident
         at = dt.datetime.fromtimestamp(incident.began_at_us // 1_000_000, dt.UTC)
         moment = f"{at:%Y%m%dT%H%M%S}.{incident.began_at_us // 1_000 % 1_000:03d}"
+        of_outage: dict[str, Any] = {name: getattr(each, name) for name in _OF_OUTAGE}
+        if each.outage_at_us is not None:
+            ended_us = None if each.outage_us is None else each.outage_at_us + each.outage_us
+            of_outage["outage_until_us"] = each.until_us if ended_us is None else ended_us
         key = f"{pair}.{incident.kind}.{incident.node}.{moment}"
-        of_outage = {name: getattr(each, name) for name in _OF_OUTAGE}
-        yield {"what": "outage", "pair": pair, "id": key, **asdict(incident), **of_outage}
+        yield {"pair": pair, "id": key, **asdict(incident), **of_outage}

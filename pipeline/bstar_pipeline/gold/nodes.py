@@ -1,144 +1,190 @@
-"""What the journals prove about nodes and workers as such, not about single requests. Rows of ``gold.audit``.
+"""What the journals prove about processes, not about single requests. Rows of ``gold.audit``.
 
-*epoch-reused*: both nodes took one epoch. *stale-epoch*: a worker began a request of an epoch after it had
-ended one of a higher epoch (guarantee 5 in docs/guarantees.md). *lost*: by its own counts a node accepted
-more requests than its journal, which is whole, has ends of. *both-active* is unproven if the journal of a
-node or of its peer is not here.
+*both-active* (guarantee 3): both nodes served at once for longer than the clock error, which breaks the
+guarantee also where a pair without an arbiter cannot prevent it. It is unproven if the journal of a node or
+of its peer is not here, or if a clock is unsure. *epoch-reused*: both nodes took one epoch. *stale-epoch*: a
+worker began a request of an epoch after it had ended one of a higher epoch (guarantee 5 in
+docs/guarantees.md). *lost*: by its own counts a node accepted more requests than its journal, which is whole,
+has ends of; unproven after a kill. Further rows say what journals lack.
 """
 
-from functools import reduce
+import datetime as dt
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from bstar_pipeline.gold.history import CLOCK_ERROR_US, PairHistory
+from bstar_pipeline.pair_rows import Row, Rows, by_pair
 
-from bstar_pipeline.schema import shaped
+# What the journal of a run may lack: how much, and its sentence.
+_LACKING = (
+    ("before", "records that it wrote before its first one here are not here"),
+    ("missing", "records that it wrote are not here"),
+    ("conflicts", "records have the number of another: its boot id ran twice, as after a restored snapshot"),
+    ("dropped", "records it could not write in time"),
+    ("is_sampled", "its records of requests are a sample"),
+)
+_RULES = {"client": "lost", "worker": "executed-twice"}
 
 
-def node_findings(records: DataFrame, runs: DataFrame) -> DataFrame:
-    """Rows of gold.audit, of bronze records and ``silver.runs``."""
-    offsets = runs.select("boot", "offset_us", "before", "started_at_us")
-    timed = records.join(F.broadcast(offsets), "boot").withColumn("at_us", F.col("mono") + F.col("offset_us"))
-    parts = [_reused(timed), _stale(timed), _uncounted(timed, runs), _without_journal(runs)]
-    return reduce(DataFrame.unionByName, [shaped(part, "gold.audit") for part in parts])
+def process_findings(
+    facts: Mapping[str, Rows],
+    runs: Rows,
+    histories: Mapping[str, PairHistory],
+    clock_error_us: int = CLOCK_ERROR_US,
+) -> list[dict[str, Any]]:
+    """Rows of gold.audit, of ``silver.facts``, rows of ``silver.runs`` and ``silver.histories``."""
+    of_boot = {run["boot"]: run for run in runs}
+    return [
+        *_gaps(runs),
+        *_unsure(runs, clock_error_us),
+        *_without_journal(runs),
+        *(row for pair, history in histories.items() for row in _of_history(pair, history)),
+        *_reused(facts.get("event", ()), of_boot),
+        *_stale(facts.get("sum", ()), of_boot),
+        *_uncounted(facts, of_boot),
+    ]
 
 
-def _reused(timed: DataFrame) -> DataFrame:
-    """Epochs that more than one node took."""
-    taken = (
-        timed.where("kind = 'active' AND epoch > 0")
-        .groupBy("pair", "epoch")
-        .agg(
-            F.array_sort(F.collect_set("node")).alias("nodes"),
-            F.max(F.struct("at_us", "node", "day")).alias("last"),
+def _finding(rule: str, verdict: str, text: str, count: int = 1, **more: Any) -> dict[str, Any]:
+    return {"rule": rule, "verdict": verdict, "text": text, "count": count, **more}
+
+
+def _of_run(run: Row) -> dict[str, Any]:
+    return {name: run[name] for name in ("day", "pair", "node")} | {"at_us": run["started_at_us"]}
+
+
+def _day_of(at_us: int) -> dt.date:
+    return dt.datetime.fromtimestamp(at_us // 1_000_000, dt.UTC).date()
+
+
+def _gaps(runs: Rows) -> Iterator[dict[str, Any]]:
+    """Runs whose journals lack something."""
+    for run in runs:
+        rule = _RULES.get(run["source"], "answered-twice")
+        for name, text in _LACKING:
+            if run[name]:
+                told = f"{run['source']} {run['node']}: {text}"
+                more = {**_of_run(run), "service": run["service"]}
+                yield _finding(rule, "unproven", told, int(run[name]), **more)
+
+
+def _unsure(runs: Rows, clock_error_us: int) -> Iterator[dict[str, Any]]:
+    """Nodes whose clocks went differently from others': whether they served at once is not known."""
+    for run in runs:
+        unsure_us = run["clock_unsure_us"]
+        if run["source"] == "broker" and unsure_us > clock_error_us:
+            text = (
+                f"the clock of {run['node']} is unsure by {unsure_us / 1e6:.3f} s, because it drifted or "
+                "because nothing tells which of two is right: shorter times cannot be told"
+            )
+            yield _finding("both-active", "unproven", text, duration_us=unsure_us, **_of_run(run))
+
+
+def _without_journal(runs: Rows) -> Iterator[dict[str, Any]]:
+    """Pairs of which fewer than two nodes have a journal here."""
+    for pair, of_pair in by_pair(runs).items():
+        nodes = sorted({run["node"] for run in of_pair if run["source"] == "broker"})
+        if len(nodes) < 2:
+            text = f"the journal of the peer of {nodes[0]} is not here" if nodes else ""
+            yield _finding(
+                "both-active",
+                "unproven",
+                text or "no journal of a node is here",
+                pair=pair,
+                day=min(run["day"] for run in of_pair),
+                at_us=min(run["started_at_us"] for run in of_pair),
+            )
+
+
+def _of_history(pair: str, history: PairHistory) -> Iterator[dict[str, Any]]:
+    """Nodes whose last moments are in no journal, and times in which both served."""
+    for state in history.states:
+        if state.ended_by == "kill":
+            text = f"broker {state.node} ended without a word: its last records may be missing"
+            at_us = state.until_at_us
+            place: dict[str, Any] = {"pair": pair, "node": state.node, "at_us": at_us, "day": _day_of(at_us)}
+            yield _finding("lost", "unproven", text, **place)
+    for each in history.overlaps:
+        lasted_us = each.until_at_us - each.since_at_us
+        text = (
+            f"{each.node} (epoch {each.epoch}) and {each.successor} (epoch {each.successor_epoch}) both "
+            f"served for {lasted_us / 1000:.1f} ms"
         )
-    )
-    names = "array_join(nodes, ' and ')"
-    return taken.where("size(nodes) > 1").selectExpr(
-        "last.day AS day",
-        "pair",
-        "'epoch-reused' AS rule",
-        "'violated' AS verdict",
-        "last.node AS node",
-        "last.at_us AS at_us",
-        "1L AS count",
-        f"concat({names}, ' both took epoch ', epoch) AS text",
-    )
+        place = {"pair": pair, "node": each.node, "at_us": each.since_at_us, "day": _day_of(each.since_at_us)}
+        yield _finding("both-active", "violated", text, duration_us=lasted_us, **place)
 
 
-def _stale(timed: DataFrame) -> DataFrame:
+def _reused(events: Rows, runs: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
+    """Epochs that more than one node took."""
+    taken: defaultdict[tuple[str, int], list[tuple[int, str, dt.date]]] = defaultdict(list)
+    for event in events:
+        if event["kind"] == "active" and event["epoch"]:
+            at_us = event["mono"] + runs[event["boot"]]["offset_us"]
+            taken[event["pair"], event["epoch"]].append((at_us, event["node"], event["day"]))
+    for (pair, epoch), words in sorted(taken.items()):
+        nodes = sorted({node for _, node, _ in words})
+        if len(nodes) > 1:
+            at_us, node, day = max(words)
+            text = f"{' and '.join(nodes)} both took epoch {epoch}"
+            yield _finding("epoch-reused", "violated", text, pair=pair, node=node, at_us=at_us, day=day)
+
+
+def _stale(sums: Rows, runs: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
     """Workers that began a request of an epoch when one of a higher epoch had ended: the last such request.
 
     Both are of one run, so its monotonic clock compares them.
     """
-    of_epoch = (
-        timed.where("topic = 'executions' AND epoch > 0")
-        .groupBy("pair", "boot", "node", "epoch")
-        .agg(
-            F.min("mono").alias("first_end"),
-            F.expr("max(struct(mono - busy_us AS began, day, client, number, service, at_us)) AS last"),
-        )
-    )
-    higher = of_epoch.selectExpr("boot", "epoch AS higher", "first_end AS higher_end")
-    stale = (
-        of_epoch.join(higher, "boot")
-        .where("higher > epoch AND last.began > higher_end")
-        .groupBy("pair", "boot", "node", "epoch")
-        .agg(F.max("last").alias("last"), F.max("higher").alias("higher"))
-    )
-    return stale.selectExpr(
-        "last.day AS day",
-        "pair",
-        "'stale-epoch' AS rule",
-        "'violated' AS verdict",
-        "node",
-        "last.client AS client",
-        "last.number AS number",
-        "last.service AS service",
-        "last.at_us AS at_us",
-        "1L AS count",
-        "format_string('worker %s began it in epoch %d, after it had executed in epoch %d', node, epoch, "
-        "higher) AS text",
-    )
+    of_workers = sorted((row for row in sums if row["epoch"]), key=lambda row: (row["boot"], row["epoch"]))
+    for boot, of_run in groupby(of_workers, key=lambda row: row["boot"]):
+        rows = list(of_run)
+        for epoch, of_epoch in groupby(rows, key=lambda row: row["epoch"]):
+            last = max((row["last_run"] for row in of_epoch), key=lambda run: run["began"])
+            ends = [row for row in rows if row["epoch"] > epoch and row["first_mono"] < last["began"]]
+            if ends:
+                higher, run = max(row["epoch"] for row in ends), runs[boot]
+                yield _finding(
+                    "stale-epoch",
+                    "violated",
+                    f"worker {run['node']} began it in epoch {epoch}, after it had executed in epoch "
+                    f"{higher}",
+                    pair=run["pair"],
+                    node=run["node"],
+                    at_us=last["mono"] + run["offset_us"],
+                    **{name: last[name] for name in ("day", "client", "number", "service")},
+                )
 
 
-def _uncounted(timed: DataFrame, runs: DataFrame) -> DataFrame:
+def _uncounted(facts: Mapping[str, Rows], runs: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
     """Nodes that stopped in good order and accepted more requests than they recorded the ends of.
 
     What a node still held at its last count may have ended later: it is left out.
     """
-    counted = (
+    ends: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for row in facts.get("sum", ()):
+        if row["topic"] == "requests":
+            ends[row["boot"], row["service"]] += row["records"] - row["late"]
+    for row in facts.get("loads", ()):
+        run = runs[row["boot"]]
+        is_whole = not any(run[name] for name in ("is_sampled", "missing", "dropped", "conflicts"))
+        if run["source"] != "broker" or not run["is_clean"] or not is_whole:
+            continue
+        accepted, first = row["accepted"], row["first_load"]
         # Without its beginning the journal may lack what an interval counts.
-        timed.where("kind = 'load' AND (before = 0 OR at_us - interval_us >= started_at_us)")
-        .groupBy("boot", "service")
-        .agg(
-            F.sum("accepted").alias("accepted"),
-            F.max_by(F.col("queued") + F.col("in_flight"), "seq").alias("held"),
-            F.max("at_us").alias("at_us"),
-            F.max("day").alias("day"),
-        )
-    )
-    recorded = (
-        timed.where("topic = 'requests' AND outcome <> 'late'")
-        .groupBy("boot", "service")
-        .agg(F.count("*").alias("ends"))
-    )
-    whole = runs.where(
-        "source = 'broker' AND is_clean AND NOT is_sampled AND missing = 0 AND dropped = 0 AND conflicts = 0"
-    ).select("pair", "boot", "node")
-    return (
-        counted.join(whole, "boot")
-        .join(recorded, ["boot", "service"], "left")
-        .withColumn("count", F.expr("accepted - held - coalesce(ends, 0)"))
-        .where("count > 0")
-        .selectExpr(
-            "day",
-            "pair",
-            "'lost' AS rule",
-            "'violated' AS verdict",
-            "service",
-            "node",
-            "at_us",
-            "count",
-            "format_string('%s accepted %d requests, held %d of them at its last count, and recorded the end "
-            "of %d', node, accepted, held, coalesce(ends, 0L)) AS text",
-        )
-    )
-
-
-def _without_journal(runs: DataFrame) -> DataFrame:
-    """Pairs of which fewer than two nodes have a journal here."""
-    of_pair = runs.groupBy("pair").agg(
-        F.min("day").alias("day"),
-        F.min("started_at_us").alias("at_us"),
-        F.expr("collect_set(if(source = 'broker', node, NULL)) AS nodes"),
-    )
-    return of_pair.where("size(nodes) < 2").selectExpr(
-        "day",
-        "pair",
-        "'both-active' AS rule",
-        "'unproven' AS verdict",
-        "at_us",
-        "1L AS count",
-        "if(size(nodes) = 0, 'no journal of a node is here', concat('the journal of the peer of ', nodes[0], "
-        "' is not here')) AS text",
-    )
+        if run["before"] and first["began"] + run["offset_us"] < run["started_at_us"]:
+            accepted -= first["accepted"]
+        held, ended = row["last_load"]["held"], ends[row["boot"], row["service"]]
+        if accepted - held - ended > 0:
+            yield _finding(
+                "lost",
+                "violated",
+                f"{run['node']} accepted {accepted} requests, held {held} of them at its last count, and "
+                f"recorded the end of {ended}",
+                accepted - held - ended,
+                service=row["service"],
+                pair=run["pair"],
+                node=run["node"],
+                day=row["day"],
+                at_us=row["mono"] + run["offset_us"],
+            )

@@ -18,9 +18,10 @@ pair whose requests are a sample nothing is said: those that are not here may ha
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from operator import attrgetter
+from typing import Any
 
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
@@ -51,6 +52,11 @@ class Gap:
     answered_at_us: int
     worked_at_us: int
     is_open: bool
+
+
+def gap_of(row: Mapping[str, Any]) -> Gap:
+    """A row of ``gaps``."""
+    return Gap(**{field.name: row[field.name] for field in fields(Gap)})
 
 
 @dataclass(frozen=True, slots=True)

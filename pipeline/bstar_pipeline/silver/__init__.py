@@ -1,15 +1,16 @@
 """Silver: processes, their states and requests, joined from the records of nodes, clients and workers.
 
-Each table is a function of bronze records, batch DataFrames in and out, without an action.
+``facts`` brings what the driver makes runs and states of; the other tables are functions of bronze records,
+DataFrames in and out, without an action.
 """
 
-from bstar_pipeline.silver.clocks import corrected, links, peer_links
+from bstar_pipeline.silver.clocks import clock_of, links, peer_links
 from bstar_pipeline.silver.durables import durables
 from bstar_pipeline.silver.requests import repeated, requests
-from bstar_pipeline.silver.runs import earlier, runs
-from bstar_pipeline.silver.states import both_serving, histories, states
+from bstar_pipeline.silver.runs import corrected, earlier, facts, runs
+from bstar_pipeline.silver.states import histories, states
 
 __all__ = [
-    "both_serving", "corrected", "durables", "earlier", "histories", "links", "peer_links", "repeated",
-    "requests", "runs", "states",
+    "clock_of", "corrected", "durables", "earlier", "facts", "histories", "links",
+    "peer_links", "repeated", "requests", "runs", "states",
 ]  # fmt: skip

@@ -1,13 +1,12 @@
 """How far the wall clocks of machines are apart, by the requests that both ends recorded; see ``clocks``."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-from bstar_pipeline.clocks import Link, Off, Word, of_peers
-from bstar_pipeline.pair_rows import Rows, columns, per_pair
+from bstar_pipeline.clocks import Link, Word, of_peers
+from bstar_pipeline.pair_rows import Row, Rows, by_pair
 
 # So many requests of a client in a row, and then none until as many as the second number were sent: few to
 # bring together, and enough.
@@ -65,52 +64,35 @@ def links(records: DataFrame, runs: DataFrame) -> DataFrame:
         .groupBy("node", "other")
         # Not the last: of very many requests, one may have a story that its records do not tell.
         .agg(
-            F.expr(f"percentile_disc({_SHARE}) WITHIN GROUP (ORDER BY low_us) AS low_us"),
-            F.expr(f"percentile_disc({_SHARE}) WITHIN GROUP (ORDER BY high_us DESC) AS high_us"),
+            F.expr(f"CAST(percentile_disc({_SHARE}) WITHIN GROUP (ORDER BY low_us) AS BIGINT) AS low_us"),
+            F.expr(
+                f"CAST(percentile_disc({_SHARE}) WITHIN GROUP (ORDER BY high_us DESC) AS BIGINT) AS high_us"
+            ),
         )
     )
 
 
-def peer_links(records: DataFrame, runs: DataFrame) -> DataFrame:
+def peer_links(facts: Mapping[str, Rows], runs: Rows) -> list[Link]:
     """Bounds for each two machines of a pair's nodes, by what the nodes recorded of each other."""
-    clocks = F.broadcast(
-        runs.where("source = 'broker'").select(
-            "boot", F.coalesce("machine", "boot").alias("clock"), "offset_us"
+    nodes = {run["boot"]: run for run in runs if run["source"] == "broker"}
+    found = []
+    for _, events in sorted(by_pair(facts.get("event", ())).items()):
+        in_order = sorted(events, key=lambda event: (event["boot"], event["seq"]))
+        found += of_peers(
+            Word(
+                clock_of(nodes[event["boot"]]),
+                event["boot"],
+                event["mono"] + nodes[event["boot"]]["offset_us"],
+                event["kind"],
+                event["event"],
+                event["peer_boot"],
+            )
+            for event in in_order
+            if event["boot"] in nodes
         )
-    )
-    words = (
-        records.where(
-            (F.col("topic") == "events") & F.col("kind").isin("started", "peer-seen", "active", "state")
-        )
-        .join(clocks, "boot")
-        .select(
-            F.lit("word").alias("what"),
-            *("pair", "seq", "clock", "boot", "kind", "event", "peer_boot"),
-            (F.col("mono") + F.col("offset_us")).alias("at_us"),
-        )
-    )
-    found = per_pair(
-        words, _peer_links, columns(node="STRING", other="STRING", low_us="BIGINT", high_us="BIGINT")
-    )
-    return found.select(*Link._fields)
+    return found
 
 
-def _peer_links(pair: str, rows: Rows) -> Iterator[dict[str, Any]]:
-    in_order = sorted(rows, key=lambda row: (row["boot"], row["seq"]))
-    words = (Word(**{name: row[name] for name in Word._fields}) for row in in_order)
-    for link in of_peers(words):
-        yield {"what": "link", "pair": pair, **link._asdict()}
-
-
-def corrected(runs: DataFrame, off: Mapping[str, Off]) -> DataFrame:
-    """``silver.runs`` with the clocks of these machines put right."""
-    clock = F.coalesce("machine", "boot")
-    ahead_us = unsure_us = F.when(F.lit(False), F.lit(0))
-    for name, known in off.items():
-        ahead_us = ahead_us.when(clock == name, known.ahead_us)
-        unsure_us = unsure_us.when(clock == name, known.unsure_us)
-    told = {"clock_off_us": ahead_us, "clock_unsure_us": unsure_us}
-    moved = runs.withColumns({name: column.otherwise(0).cast("bigint") for name, column in told.items()})
-    return moved.withColumns(
-        {name: F.col(name) - F.col("clock_off_us") for name in ("offset_us", "started_at_us", "last_at_us")}
-    )
+def clock_of(run: Row) -> str:
+    """The clock that a run goes by."""
+    return str(run["machine"] or run["boot"])

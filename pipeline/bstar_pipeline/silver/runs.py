@@ -5,16 +5,25 @@ it says nothing by itself. A run's ``offset_us`` turns the second into the first
 mono over all its records. So records with a wrong wall clock do not matter while they are fewer than half.
 Processes of one machine share a monotonic clock and so an offset: between them, times are exact. Between
 machines they are as exact as the machines' clocks are set, unless requests tell more (``corrected``).
+
+``facts`` is the one query: sums of records, and the events of which each pair has few. The driver makes the
+table of them.
 """
 
-from pyspark.sql import Column, DataFrame, Window
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from bstar.records import broker, client, pair, store, worker
-from bstar_pipeline.schema import kinds_of, shaped
+from bstar_pipeline.clocks import Off
+from bstar_pipeline.gold.history import FIELDS, KINDS
+from bstar_pipeline.pair_rows import Row, Rows, collected, together
+from bstar_pipeline.schema import kinds_of
 
 _ABOUT = ("source", "machine", "host", "version", "config", "service", "heartbeat_us", "failover_timeout_us")
-
 _TOPICS = ("requests", "calls", "executions")
 # What one kind of process alone records.
 _KINDS = {
@@ -24,7 +33,7 @@ _KINDS = {
 }
 
 
-def earlier(older: DataFrame, records: DataFrame) -> DataFrame:
+def earlier(older: DataFrame, records: DataFrame) -> Rows:
     """What records of before the job's days say of the runs that have later ones, too.
 
     ``boot``; ``start``, the record with which the run began, if it is there; ``read_to``, the last number
@@ -33,25 +42,43 @@ def earlier(older: DataFrame, records: DataFrame) -> DataFrame:
     """
     begun = F.broadcast(records.groupBy("boot").agg(F.min("seq").alias("first_seq")))
     is_before = F.col("seq") < F.col("first_seq")
-    return (
+    start = F.struct("seq", "sample", *_ABOUT)
+    return collected(
         older.join(begun, "boot")
         .groupBy("boot")
         .agg(
-            F.max(F.when(F.col("kind") == "started", _first())).alias("start"),
+            F.max(F.when(F.col("kind") == "started", start)).alias("start"),
             F.max(F.when(is_before, F.col("seq"))).alias("read_to"),
             F.count_distinct(F.when(~is_before, F.col("seq"))).alias("astray"),
         )
     )
 
 
-def runs(records: DataFrame, before: DataFrame | None = None) -> DataFrame:
-    """``silver.runs`` of bronze records. A run over midnight is of the day of its first record.
+def facts(records: DataFrame) -> Mapping[str, Rows]:
+    """What the driver has to know of bronze records, by ``what``.
 
-    ``before`` is what ``earlier`` found. One aggregation goes over all records by run and by at - mono, of
-    which there are few; the rest is small.
+    "sum": all records by run, at - mono, topic, the service of requests and the epoch of executions. "event":
+    those of ``gold.history``. "pulses": what those of a run tell in all. "loads": of a run and service.
     """
-    offset_us = F.col("at") - F.col("mono")
-    of_offset = records.groupBy("pair", "boot", "node", offset_us.alias("offset_us")).agg(
+    of_events = records.where(F.col("topic") == "events")
+    found: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in collected(together(_sums(records), _events(of_events), _pulses(of_events), _loads(of_events))):
+        found[row["what"]].append(row)
+    return found
+
+
+def _sums(records: DataFrame) -> DataFrame:
+    is_run = F.col("topic") == "executions"
+    run = F.struct(
+        (F.col("mono") - F.col("busy_us")).alias("began"), "day", "client", "number", "service", "mono"
+    )
+    return records.groupBy(
+        F.lit("sum").alias("what"),
+        *("pair", "boot", "node", "topic"),
+        (F.col("at") - F.col("mono")).alias("offset_us"),
+        F.when(F.col("topic") == "requests", F.col("service")).alias("service"),
+        F.when(is_run, F.col("epoch")).alias("epoch"),
+    ).agg(
         F.count("*").alias("records"),
         F.min("day").alias("day"),
         F.min("seq").alias("first_seq"),
@@ -59,66 +86,129 @@ def runs(records: DataFrame, before: DataFrame | None = None) -> DataFrame:
         F.min("mono").alias("first_mono"),
         F.max("mono").alias("last_mono"),
         F.count_if(F.col("kind").isin("stopped", "fatal")).alias("ends"),
-        *(F.count_if(F.col("topic") == topic).alias(topic) for topic in _TOPICS),
-        *(F.max(F.col("kind").isin(*kinds)).alias(f"is_{source}") for source, kinds in _KINDS.items()),
+        F.count_if(F.col("outcome") == "late").alias("late"),
+        *(F.count_if(F.col("kind").isin(*kinds)).alias(f"of_{source}") for source, kinds in _KINDS.items()),
         F.count_if(F.coalesce(F.col("weight"), F.lit(1.0)) != 1).alias("weighted"),
         F.sum(F.when(F.col("kind") == "dropped", F.col("count"))).alias("dropped"),
+        F.max(F.when(is_run, run)).alias("last_run"),
     )
-    starts = records.where(F.col("kind") == "started").groupBy("boot").agg(F.max(_first()).alias("start"))
-    told = of_offset.join(starts, "boot", "left")
-    if before is None:
-        told = told.withColumns({"read_to": F.lit(0), "astray": F.lit(0)})
-    else:
-        known = F.broadcast(before.withColumnRenamed("start", "known"))
-        told = told.join(known, "boot", "left").withColumn("start", F.coalesce("start", "known"))
-    told = told.withColumn("clock", F.coalesce(F.col("start.machine"), F.col("boot")))
-    clocks = _medians(told)
-    of_run = told.groupBy("pair", "boot", "node", "clock").agg(
-        F.max("start").alias("start"),
-        *(F.min(name).alias(name) for name in ("day", "first_seq", "first_mono")),
-        *(F.max(name).alias(name) for name in ("last_seq", "last_mono", "read_to", "astray")),
-        *(F.max(f"is_{source}").alias(f"is_{source}") for source in _KINDS),
-        *(F.sum(name).alias(name) for name in ("records", "ends", "weighted", "dropped", *_TOPICS)),
+
+
+def _events(events: DataFrame) -> DataFrame:
+    names = dict.fromkeys(("pair", "node", "boot", "day", "seq", "kind", "mono", "sample", *FIELDS, *_ABOUT))
+    return events.where(F.col("kind").isin(*KINDS)).select(F.lit("event").alias("what"), *names)
+
+
+def _pulses(events: DataFrame) -> DataFrame:
+    is_pulse = F.col("kind") == "pulse"
+    in_run = Window.partitionBy("boot").orderBy("seq")
+    first = F.when(is_pulse, F.col("seq"))
+    return (
+        events.where(is_pulse | F.col("kind").isin(*KINDS))
+        .withColumn("silent_us", F.col("mono") - F.lag("mono").over(in_run))
+        .groupBy(F.lit("pulses").alias("what"), "pair", "boot")
+        .agg(
+            F.min_by("state", first).alias("first_state"),
+            F.min_by("epoch", first).alias("first_epoch"),
+            F.expr(
+                "(max(if(kind = 'pulse', mono, NULL)) - min(if(kind = 'pulse', mono, NULL))) "
+                "/ nullif(count_if(kind = 'pulse') - 1, 0) AS pulse_us"
+            ),
+            F.max("silent_us").alias("longest_us"),
+        )
     )
-    # Without its first record (of another day, or lost) a run is what it did; one that did nothing that only
-    # one kind of process does is nobody's.
-    did = F.coalesce(*(F.when(F.col(f"is_{source}"), source) for source in _KINDS), F.lit("unknown"))
-    columns: dict[str, Column] = {name: F.col(f"start.{name}") for name in _ABOUT}
-    columns |= {
-        "source": F.coalesce(F.col("start.source"), did),
-        "started_at_us": F.col("first_mono") + F.col("offset_us"),
-        "last_at_us": F.col("last_mono") + F.col("offset_us"),
-        "is_clean": F.col("ends") > 0,
-        "began_before": F.col("first_seq") > 1,
+
+
+def _loads(events: DataFrame) -> DataFrame:
+    """What a node counted; what it accepted in its first interval may be of before its journal here."""
+    return (
+        events.where(F.col("kind") == "load")
+        .groupBy(F.lit("loads").alias("what"), "pair", "boot", "service")
+        .agg(
+            F.sum("accepted").alias("accepted"),
+            F.min(F.struct("seq", "accepted", (F.col("mono") - F.col("interval_us")).alias("began"))).alias(
+                "first_load"
+            ),
+            F.max(F.struct("seq", (F.col("queued") + F.col("in_flight")).alias("held"))).alias("last_load"),
+            F.max("mono").alias("mono"),
+            F.max("day").alias("day"),
+        )
+    )
+
+
+def runs(found: Mapping[str, Rows], before: Iterable[Row] = ()) -> list[dict[str, Any]]:
+    """Rows of ``silver.runs``. A run over midnight is of the day of its first record.
+
+    ``before`` is what ``earlier`` found.
+    """
+    known = {row["boot"]: row for row in before}
+    starts: dict[str, Row] = {boot: row["start"] for boot, row in known.items() if row["start"]}
+    of_here = [event for event in found.get("event", ()) if event["kind"] == "started"]
+    starts |= {event["boot"]: event for event in sorted(of_here, key=lambda event: event["seq"])}
+    of_run: defaultdict[tuple[str, str, str], list[Row]] = defaultdict(list)
+    of_clock: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in found.get("sum", ()):
+        of_run[row["pair"], row["boot"], row["node"]].append(row)
+        of_clock[_clock(starts, row["boot"])].append(row)
+    offsets = {clock: _median(rows) for clock, rows in of_clock.items()}
+    told = []
+    for (of_pair, boot, node), rows in sorted(of_run.items()):
+        row = _run(rows, starts.get(boot), known.get(boot), offsets[_clock(starts, boot)])
+        told.append({**row, "pair": of_pair, "boot": boot, "node": node})
+    return told
+
+
+def _clock(starts: Mapping[str, Row], boot: str) -> str:
+    return (starts.get(boot) or {}).get("machine") or boot
+
+
+def _median(rows: Sequence[Row]) -> int:
+    """The offset up to which half of the records are."""
+    whole, upto = sum(row["records"] for row in rows), 0
+    for row in sorted(rows, key=lambda row: row["offset_us"]):
+        upto += row["records"]
+        if upto * 2 >= whole:
+            return int(row["offset_us"])
+    raise AssertionError("a clock without a record")
+
+
+def _run(rows: Sequence[Row], start: Row | None, before: Row | None, offset_us: int) -> dict[str, Any]:
+    def total(name: str) -> int:
+        return sum(row[name] or 0 for row in rows)
+
+    first, last = min(row["first_seq"] for row in rows), max(row["last_seq"] for row in rows)
+    count, start = total("records"), start or {}
+    read_to, astray = (before["read_to"] or 0, before["astray"]) if before else (0, 0)
+    # Without its first record (of another day, or lost) a run is what it did.
+    did = next((source for source in _KINDS if total(f"of_{source}")), "unknown")
+    return {
+        **{name: start.get(name) for name in _ABOUT},
+        "source": start.get("source") or did,
+        "day": min(row["day"] for row in rows),
+        "offset_us": offset_us,
+        "clock_off_us": 0,
+        "clock_unsure_us": 0,
+        "started_at_us": min(row["first_mono"] for row in rows) + offset_us,
+        "last_at_us": max(row["last_mono"] for row in rows) + offset_us,
+        "is_clean": total("ends") > 0,
+        "began_before": first > 1,
+        "records": count,
         # What was read, and is of days before, is not missing.
-        "before": F.when(F.col("read_to") >= F.col("first_seq") - 1, 0).otherwise(F.col("first_seq") - 1),
-        "missing": F.greatest(
-            F.col("last_seq") - F.col("first_seq") + 1 - F.col("records") - F.coalesce("astray", F.lit(0)),
-            F.lit(0),
-        ),
+        "before": 0 if read_to >= first - 1 else first - 1,
+        "missing": max(last - first + 1 - count - astray, 0),
         # Each number comes once, unless the same process went on twice, as a restored snapshot does.
-        "conflicts": F.greatest(F.col("records") - F.col("last_seq") + F.col("first_seq") - 1, F.lit(0)),
-        "dropped": F.coalesce(F.col("dropped"), F.lit(0)),
-        "clock_off_us": F.lit(0),
-        "clock_unsure_us": F.lit(0),
-        "is_sampled": (F.col("weighted") > 0) | (F.coalesce(F.col("start.sample"), F.lit(1.0)) < 1),
+        "conflicts": max(count - last + first - 1, 0),
+        "dropped": total("dropped"),
+        "is_sampled": total("weighted") > 0 or (1.0 if start.get("sample") is None else start["sample"]) < 1,
     }
-    return shaped(of_run.join(clocks, "clock").withColumns(columns), "silver.runs")
 
 
-def _medians(told: DataFrame) -> DataFrame:
-    """Of each ``clock`` the offset up to which half of its records are."""
-    of_clock = Window.partitionBy("clock")
-    upto = of_clock.orderBy("offset_us").rangeBetween(Window.unboundedPreceding, Window.currentRow)
-    ranked = told.select(
-        "clock",
-        "offset_us",
-        F.sum("records").over(upto).alias("upto"),
-        F.sum("records").over(of_clock).alias("whole"),
-    )
-    return ranked.where("upto * 2 >= whole").groupBy("clock").agg(F.min("offset_us").alias("offset_us"))
-
-
-def _first() -> Column:
-    """All of the record with which a run begins."""
-    return F.struct("seq", "sample", *_ABOUT)
+def corrected(told: Iterable[Row], off: Mapping[str, Off]) -> list[dict[str, Any]]:
+    """``silver.runs`` with the clocks of these machines put right."""
+    found = []
+    for run in told:
+        ahead_us, unsure_us = off.get(run["machine"] or run["boot"], (0, 0))
+        times = ("offset_us", "started_at_us", "last_at_us")
+        moved = {name: run[name] - ahead_us for name in times}
+        found.append({**run, **moved, "clock_off_us": ahead_us, "clock_unsure_us": unsure_us})
+    return found
