@@ -18,7 +18,7 @@ from bstar_pipeline.tables import TABLES
 if TYPE_CHECKING:
     from pathlib import Path
 
-VERBS = ["run", "watch", "report", "audit", "incidents", "objectives", "generate", "tables"]
+VERBS = ["run", "watch", "report", "audit", "incidents", "objectives", "tables"]
 ON_SPARK = ["report", "audit", "incidents", "objectives"]
 
 
@@ -152,29 +152,6 @@ def test_tables_are_told_for_people_and_for_programs(capsys: pytest.CaptureFixtu
     shown = capsys.readouterr().out
     assert "outage_us" in shown
     assert "day" in shown
-
-
-def test_generated_journals_have_the_truth_beside_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [
-        "generate",
-        str(tmp_path / "s"),
-        "--days",
-        "0.002",
-        "--rate",
-        "2",
-        "--incidents",
-        "1",
-        "--json",
-    ]
-    assert main(["pipeline", *arguments]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["records"] > 0
-    assert json.loads((tmp_path / "s" / "truth.json").read_text())["records"] == told["records"]
-    # A second one does not mix with the first.
-    assert main(["pipeline", *arguments]) == exits.USAGE
-    assert "is not empty" in capsys.readouterr().err
 
 
 def test_a_dense_table_has_no_column_that_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,1 +1,1 @@
-"""The pipeline at scale: the batch job on Spark beside DuckDB, on the same synthetic journals."""
+"""The pipeline at scale: the batch job on Spark beside DuckDB, on the same journals."""

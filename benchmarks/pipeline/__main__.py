@@ -1,4 +1,4 @@
-"""The pipeline's batch job beside DuckDB, on synthetic journals: ``make bench-pipeline``.
+"""The pipeline's batch job beside DuckDB, on journals of simulated pairs: ``make bench-pipeline``.
 
     make bench-pipeline                         5 and 50 million requests; about 35 minutes, 20 GB
     make bench-pipeline MILLIONS=1,2 MEMORY=2   smaller; MEMORY in GB is what either may use for data
@@ -19,16 +19,14 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from bstar_pipeline.synth import SynthSettings, generate
-from bstar_pipeline.synth.truth import read_truth
 from pipeline import events
 from pipeline.compare import Difference, compare
+from pipeline.journals import make_once
 from pipeline.measure import Cost, run
 
 PAIRS = 2
 # Of each pair; so 50 million requests are a day of two pairs.
 RATE = 290.0
-_DAY_S = 86_400
 # The sum of what tasks send back about themselves; records of a millionth of the input would be more.
 _RESULT_BYTES_PER_TASK_MAX = 64 * 1024
 
@@ -76,17 +74,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measure(folder: Path, requests: int, asked: argparse.Namespace) -> Trial:
     """Make the journals if they are not there, run both, compare."""
-    journal, truth_file = folder / "journal", folder / "truth.json"
-    if not truth_file.exists():
-        say(f"{requests:,} requests: writing journals")
-        shutil.rmtree(folder, ignore_errors=True)
-        generate(settings(requests), folder)
-    records = read_truth(truth_file).records
+    say(f"{requests:,} requests: writing journals, if they are not here")
+    journal, records = make_once(folder, requests, pairs=PAIRS, rate=RATE)
     spark, duck, log = folder / "spark", folder / "duck", folder / "log"
     shutil.rmtree(spark, ignore_errors=True)
     shutil.rmtree(duck, ignore_errors=True)
     python = sys.executable
-    path = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    path = {"PYTHONPATH": os.environ["PYTHONPATH"]}
     say("Spark")
     options = [*("--cores", str(asked.cores)), *(part for one in asked.conf for part in ("--conf", one))]
     by_spark = run(
@@ -109,21 +103,6 @@ def measure(folder: Path, requests: int, asked: argparse.Namespace) -> Trial:
         application=events.read(spark / "events"),
         rows=rows,
         differences=differences,
-    )
-
-
-def settings(requests: int) -> SynthSettings:
-    """So many node records, always at the same rate; a few faults and a broken promise in each pair."""
-    return SynthSettings(
-        pairs=PAIRS,
-        days=requests / PAIRS / RATE / _DAY_S,
-        requests=requests,
-        daily_swing=0.0,
-        services=4,
-        clients=500,
-        workers=16,
-        incidents=2,
-        violations=1,
     )
 
 

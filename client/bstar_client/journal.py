@@ -16,7 +16,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 from zlib import crc32
 
@@ -93,6 +93,9 @@ class JournalSettings(JournalOptions, frozen=True, kw_only=True):
 JournalPlace = str | os.PathLike[str] | JournalSettings
 """What ``journal=`` takes: a directory, or settings."""
 
+OpenJournal = Callable[[JournalPlace, Literal["client", "worker"], Sequence[str], str], Journal]
+"""Opens a journal with a clock of its own, for the simulator: place, source, endpoints, service."""
+
 
 class CallJournal:
     """A client's journals, one for each pair of its fleet. The client's thread calls it.
@@ -102,7 +105,10 @@ class CallJournal:
     identities (MDP). ConfigurationError if a journal cannot be written, or for bad names.
     """
 
-    def __init__(self, place: JournalPlace, fleet: Fleet, *, is_plain: bool) -> None:
+    def __init__(
+        self, place: JournalPlace, fleet: Fleet, *, is_plain: bool, open_journal: OpenJournal | None = None
+    ) -> None:
+        opened = open_journal or _open_journal
         if len(fleet.pairs) > 1 and any(pair.name is None for pair in fleet.pairs):
             raise ConfigurationError(
                 "a journal needs the names of its pairs: pass the endpoints as {name: [primary, backup], …}"
@@ -111,12 +117,13 @@ class CallJournal:
         self._journals: list[Journal] = []
         try:
             for pair in fleet.pairs:
-                self._journals.append(_open_journal(named_after(place, pair), "client", pair.endpoints))
+                self._journals.append(opened(named_after(place, pair), "client", pair.endpoints, ""))
         except ConfigurationError:
             self.close()
             raise
         # All have the same settings, except the pair's name.
         self._limit = self._journals[0].limit
+        self._clock = self._journals[0].clock
         self._weight = _weight_of(self._journals[0])
         self._prefix = _PLAIN if is_plain else ""
         self._offers = [journal.offer for journal in self._journals]
@@ -148,7 +155,7 @@ class CallJournal:
     def _ended(self, call: Call, outcome: str, endpoint: str, epoch: int, size: int, crc: int | None) -> None:
         identity = call.identity if self._identities is None else next(self._identities)
         if identity and crc32(identity) < self._limit:
-            now = time.monotonic()
+            now = self._clock()
             offer, make = self._offers[call.pair], self._make_call
             offer(now, make, identity, call, now, outcome, endpoint, epoch, size, crc)
 
@@ -182,7 +189,7 @@ class CallJournal:
             fields["gap_us"] = round(fields.pop("gap_s") * 1e6)
         for endpoints, journal in zip(self._endpoints, self._journals, strict=True):
             if fields["endpoint"] in endpoints:
-                journal.write(_EVENT_RECORDS[type(event)], time.monotonic(), **fields)
+                journal.write(_EVENT_RECORDS[type(event)], self._clock(), **fields)
 
     def close(self) -> None:
         """Write the last records and the end. Idempotent."""
@@ -194,10 +201,17 @@ class WorkJournal:
     """A worker's journal. The worker's thread calls it. As CallJournal otherwise."""
 
     def __init__(
-        self, place: JournalPlace, endpoints: Sequence[str], service: bytes, *, is_plain: bool
+        self,
+        place: JournalPlace,
+        endpoints: Sequence[str],
+        service: bytes,
+        *,
+        is_plain: bool,
+        open_journal: OpenJournal | None = None,
     ) -> None:
         self._service = service.decode("utf-8", "replace")
-        self._journal = _open_journal(place, "worker", endpoints, self._service)
+        self._journal = (open_journal or _open_journal)(place, "worker", endpoints, self._service)
+        self._clock = self._journal.clock
         self._endpoints = endpoints
         self._prefix = _PLAIN if is_plain else ""
         self._identities = _identities() if is_plain else None
@@ -216,7 +230,7 @@ class WorkJournal:
     def given_up(self, job: Job) -> None:
         """A handler exceeded its time and was given up."""
         if job.began_at:
-            self._ended(job, "stuck", time.monotonic())
+            self._ended(job, "stuck", self._clock())
 
     def _ended(
         self, job: Job, outcome: str, ended_at: float, bytes_out: int = 0, crc: int | None = None
@@ -247,7 +261,7 @@ class WorkJournal:
         """A request of a superseded node was refused."""
         self._journal.write(
             records.Fenced,
-            time.monotonic(),
+            self._clock(),
             **_named(self._prefix, job.identity),
             service=self._service,
             epoch=job.epoch,
@@ -257,11 +271,11 @@ class WorkJournal:
 
     def registered(self, endpoint: str) -> None:
         """A node has registered the worker."""
-        self._journal.write(records.Registered, time.monotonic(), endpoint=endpoint)
+        self._journal.write(records.Registered, self._clock(), endpoint=endpoint)
 
     def unregistered(self, endpoint: str, reason: str) -> None:
         """The session with a node ended."""
-        self._journal.write(records.Unregistered, time.monotonic(), endpoint=endpoint, reason=reason)
+        self._journal.write(records.Unregistered, self._clock(), endpoint=endpoint, reason=reason)
 
     def close(self, unfinished: Sequence[Job] = (), reason: str = "closed") -> None:
         """Record the handlers that still run as given up, write the rest, and the end."""
@@ -304,7 +318,7 @@ def _settings_of(place: JournalPlace) -> JournalSettings:
 
 
 def _open_journal(
-    place: JournalPlace, source: Literal["client", "worker"], endpoints: Sequence[str], service: str = ""
+    place: JournalPlace, source: Literal["client", "worker"], endpoints: Sequence[str], service: str
 ) -> Journal:
     """Begin a journal. ConfigurationError for a directory that cannot be written to, and bad names."""
     settings = _settings_of(place)

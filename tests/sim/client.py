@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import msgspec
 
@@ -74,6 +74,9 @@ class SimClient(LinkOwner):
     """One client over all its runs; each has an identity of its own. ``watchers`` are those of each pair, and
     ``places`` says to which of them a service belongs.
     """
+
+    kinds: ClassVar = {"echo": 80, "stream": 6, "parts": 6, "mmi": 4, "fail": 4}
+    """What it asks for, and how often."""
 
     def __init__(
         self,
@@ -173,12 +176,12 @@ class SimClient(LinkOwner):
     def _make_call(self, now: float) -> Call | None:
         """One of chance. None if it were for a pair that owes too many: others get no more for that."""
         rng = self.rng
-        asked = rng.choice(self._services) if self._is_fleet else self._services[0]
+        asked = rng.choice(self._services) if len(self._services) > 1 else self._services[0]
         place = self._places[asked]
         if self._is_fleet and self._is_full(place):
             return None
         self._numbers += 1
-        kind = rng.choices(("echo", "stream", "parts", "mmi", "fail"), (80, 6, 6, 4, 4))[0]
+        kind = rng.choices(tuple(self.kinds), tuple(self.kinds.values()))[0]
         if kind == "fail" and self.dialect != "native":
             # Plain MDP has no word for it: the client would wait, and everything behind that call with it.
             kind = "echo"
@@ -186,7 +189,8 @@ class SimClient(LinkOwner):
             kind = "parts"
         elif kind == "mmi" and self.dialect == "ppp":
             kind = "echo"  # its protocol has no names of services
-        token = f"{asked}/{self.name}.{self._numbers}" if self._is_fleet else f"{self.name}.{self._numbers}"
+        begin = f"{asked}/" if len(self._services) > 1 else ""
+        token = f"{begin}{self.name}.{self._numbers}"
         is_stream = kind == "stream"
         is_idempotent = rng.random() < 0.8
         timeout_s = rng.uniform(self.load.deadline_min_s, self.load.deadline_max_s)

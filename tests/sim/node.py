@@ -48,6 +48,7 @@ from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Dispatch, Node, Output, Send, StoreOutput
 from bstar_broker.core.front import Front, Inlet
 from bstar_broker.core.fronted import FrontedNode
+from bstar_broker.core.observer import Observer
 from bstar_broker.core.outputs import FrontSend, StoreInput
 from bstar_broker.fronts.emq.desk import Desk, EmqSettings
 from bstar_broker.fronts.emq.front import EmqFront
@@ -189,6 +190,13 @@ class SimNode(Process):
             fronts.append(EmqFront(desk, self.rng.randbytes(16)))
         return fronts
 
+    def open_journal(self, node_id: bytes) -> Observer | None:
+        """The journal of this run, which observes its broker; None: it keeps none."""
+        return None
+
+    def stalled(self, gap_s: float, now: float) -> None:
+        """The process was away."""
+
     # --- life ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -223,6 +231,7 @@ class SimNode(Process):
             drain_timeout_s=timing.drain_timeout_s,
             version="simulated",
             now=now,
+            observer=self.open_journal(node_id),
             find_principal=None if self._keys is None else self._find_principal,
         )
         self.view = None if self._keys is None else self._keys.view()
@@ -383,6 +392,7 @@ class SimNode(Process):
             gap_s = now - self._seen_at
             self._seen_at = None
             if gap_s > self._stall_limit_s:
+                self.stalled(gap_s, now)
                 self._do(self.node.step(Stall(gap_s), now))
             due = self.deadline()
             if due is not None and now >= due:

@@ -62,6 +62,8 @@ class Simulation:
         keep_trace: bool = False,
         checks: type[Checks] = Checks,
         node_class: type[SimNode] = SimNode,
+        worker_class: type[SimWorker] = SimWorker,
+        client_class: type[SimClient] = SimClient,
         worker_core: type[WorkerCore] = WorkerCore,
     ) -> None:
         self.setup = setup
@@ -109,7 +111,7 @@ class Simulation:
                 )
                 self._link(self.workers[name], pair.nodes, "emq.workers")
                 continue
-            self.workers[name] = SimWorker(
+            self.workers[name] = worker_class(
                 self.world,
                 name,
                 pair.checks,
@@ -133,7 +135,7 @@ class Simulation:
                 )
                 self._link(self.clients[name], nodes, "emq.clients")
                 continue
-            self.clients[name] = SimClient(
+            self.clients[name] = client_class(
                 self.world,
                 name,
                 self.load,

@@ -280,12 +280,14 @@ class SimWorker(LinkOwner):
         has_parts = kind in ("stream", "parts") and self.dialect not in ONE_REPLY
         parts = 1 + token[-1] % PARTS_MAX if has_parts else 0
         if step < parts:
+            self.told(job, [token, b"%d" % step], "partial")
             self._do(self.core.partial(job, [token, b"%d" % step], now))
             if not job.is_ended:
                 self._after_a_step(job, step + 1)
             else:
                 self._end(job)
         elif kind == "fail":
+            self.told(job, [token], "failure")
             self._do(self.core.failed(job, token.decode(), now))
             self._end(job)
         else:
@@ -293,8 +295,12 @@ class SimWorker(LinkOwner):
             body = [token + b" %d" % parts] if job.is_batched and not parts else [token, b"%d" % parts]
             if not self._finished:
                 self.world.after(self.rng.uniform(0.0, TURN_S_MAX), partial(self._send_finished, self.runs))
+            self.told(job, body, "final")
             self._finished.append((job, body))
             self._end(job)
+
+    def told(self, job: Job, body: list[bytes], kind: str) -> None:
+        """A handler has a part of its answer, its answer, or has failed."""
 
     def _end(self, job: Job) -> None:
         self._handling.discard(job)

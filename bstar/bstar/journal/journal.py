@@ -67,6 +67,7 @@ class Journal:
         self.counters = JournalCounters()
         self.limit = limit_of(options.sample)
         self._anchor = Anchor(clock, mono=mono, wall=wall)
+        self.clock = self._anchor.now if clock is None else clock
         self._folder = Folder(options.directory, pair, node, self.boot, disk if disk is not None else Disk())
         self._buffer = Buffer(options.buffer_records, self.counters)
         # Bound methods, not methods of its own: a call for each request would cost 50 ns more.

@@ -6,7 +6,7 @@ from bstar_cli.options import grouped
 from bstar_cli.pipeline.answers import audit, incidents, objectives, report
 from bstar_cli.pipeline.jobs import run
 from bstar_cli.pipeline.watch import watch
-from bstar_cli.pipeline.work import generate, tables
+from bstar_cli.pipeline.work import tables
 
 __all__ = ["pipeline"]
 
@@ -21,5 +21,5 @@ pipeline = typer.Typer(
     "bstar pipeline run JOURNAL --out tables",
 )
 
-for _command in (run, watch, report, audit, incidents, objectives, generate, tables):
+for _command in (run, watch, report, audit, incidents, objectives, tables):
     pipeline.command()(grouped(_command))
