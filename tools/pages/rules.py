@@ -1,6 +1,5 @@
 """The rules of the pair, for docs/binary-star.md: a diagram, the rules, and what their words mean."""
 
-from bstar.star.chart import Chart
 from bstar.star.rules import RULES, Effect, Event, Guard, Role, Rule, State
 
 
@@ -16,11 +15,8 @@ def _diagram() -> list[str]:
     for rule in RULES:
         if rule.next_state is not rule.state or rule.next_state is State.ACTIVE:
             labels.setdefault((rule.state, rule.next_state), []).append(_label(rule))
-    # Which arrows there are is the library's word; what stands at them is ours.
     lines += [
-        f"    {old.name} --> {new.name}: {'<br/>'.join(labels[old, new])}"
-        for old, new in Chart(State.PRIMARY).arrows()
-        if (old, new) in labels
+        f"    {old.name} --> {new.name}: {'<br/>'.join(labels[old, new])}" for old, new in sorted(labels)
     ]
     return [*lines, "```"]
 

@@ -1,12 +1,13 @@
 """The Binary Star: decides which of two nodes serves. Pure: no socket, no clock, no randomness.
 
-``rules`` is the table, ``machine`` does what it says, ``outputs`` are what a shell carries out. ``chart``
-checks the table with a library; docs/binary-star.md shows both. The machine's parts: ``settings`` has a
-node's configuration. ``peer`` knows whether the peer lives and whose messages count; ``failure_detector``
-adapts the failover timeout. ``epochs`` says whose claim is better, ``quorum`` who has the majority.
-``publisher`` speaks, asks and answers. ``cut_off`` notices clients that reach one node only,
-``takeover_pause`` holds the role where it is. ``texts`` has the texts for operators. ``arbiter`` is the
-third voter.
+``rules`` is the table, ``chart`` finds the rule with a library, ``machine`` does what the rule says,
+``outputs`` are what a shell carries out. docs/binary-star.md shows the table.
+
+The machine's parts: ``settings`` has a node's configuration. ``peer`` knows whether the peer lives and whose
+messages count; ``failure_detector`` adapts the failover timeout. ``epochs`` says whose claim is better,
+``quorum`` who has the majority. ``publisher`` speaks, asks and answers. ``cut_off`` notices clients that
+reach one node only, ``takeover_pause`` holds the role where it is. ``texts`` has the texts for operators.
+``arbiter`` is the third voter.
 """
 
 from bstar.star.machine import StarMachine

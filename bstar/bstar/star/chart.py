@@ -1,64 +1,55 @@
-"""The rules as a state chart of ``transitions``: the diagram is drawn from it, and it checks the table.
+"""The rules as a state chart of ``transitions``, which runs them: it finds the rule and moves the node.
 
-``StarMachine`` asks ``rules.rule_for``, a loop over the table. The chart is built from the same table by a
-library that knows nothing of that loop. Building it fails for a rule between states that do not exist, and
-the tests compare the two in every state, for every event and combination of facts (docs/adr/0018).
+One chart serves all machines of a process, because a chart has no state of its own: the library reads and
+moves the ``state`` of the model that it is given. Building it fails for a rule between states that do not
+exist. docs/adr/0029 says what this costs.
 """
 
 from functools import partial
+from typing import Protocol
 
 from transitions import Machine
 
-from bstar.star.rules import RULES, Event, Facts, Guard, Rule, State, holds
+from bstar.star.rules import RULES, Event, Facts, Rule, State, holds
 
 
-class Chart:
-    """One node's place in the chart: ``state``. It is the model that ``transitions`` moves."""
+class Model(Protocol):
+    """What the chart moves."""
 
-    def __init__(self, start: State) -> None:
-        self.state = start
-        self._facts = Facts()
-        self._rule: Rule | None = None
-        self._machine = Machine(
-            model=self,
-            states=State,
-            initial=start,
-            transitions=[
-                {
-                    "trigger": rule.event.name,
-                    "source": rule.state,
-                    "dest": rule.next_state,
-                    "conditions": [
-                        partial(self._allows, guard) for guard in dict.fromkeys((rule.guard, rule.also))
-                    ],
-                    "before": partial(self._follow, rule),
-                }
-                for rule in RULES
-            ],
-            auto_transitions=False,
-            ignore_invalid_triggers=True,
-            queued=False,
-        )
+    state: State
 
-    def obey(self, event: Event, facts: Facts) -> Rule | None:
-        """Follow the rule for ``event``. None if there is none: nothing changes."""
-        self._facts = facts
-        self._rule = None
-        if event.name in self._machine.events:
-            self._machine.events[event.name].trigger(self)
-        return self._rule
 
-    def arrows(self) -> list[tuple[State, State]]:
-        """The chart's transitions as pairs of states, each once, in the order of the rules."""
-        pairs = [
-            (State[str(transition.source)], State[str(transition.dest)])
-            for event in self._machine.events.values()
-            for transition in self._machine.get_transitions(event.name)
-        ]
-        return sorted(dict.fromkeys(pairs))
+def _applies(rule: Rule, facts: Facts, found: list[Rule]) -> bool:
+    """The library asks the rules of a state and an event in their order: the first that applies moves."""
+    if not (holds(rule.guard, facts) and holds(rule.also, facts)):
+        return False
+    found.append(rule)
+    return True
 
-    def _allows(self, guard: Guard) -> bool:
-        return holds(guard, self._facts)
 
-    def _follow(self, rule: Rule) -> None:
-        self._rule = rule
+_CHART = Machine(
+    model=None,
+    states=State,
+    initial=None,
+    transitions=[
+        {
+            "trigger": rule.event.name,
+            "source": rule.state,
+            # An internal transition (UML): the node neither leaves its state nor enters it.
+            "dest": None if rule.next_state is rule.state else rule.next_state,
+            "conditions": partial(_applies, rule),
+        }
+        for rule in RULES
+    ],
+    auto_transitions=False,
+)
+
+
+def obey(model: Model, event: Event, facts: Facts) -> Rule | None:
+    """Move ``model`` by the first rule for its state and ``event`` that applies. None if nothing changes."""
+    trigger = _CHART.events[event.name]
+    if model.state.name not in trigger.transitions:
+        return None  # the library would raise an error
+    found: list[Rule] = []
+    trigger.trigger(model, facts, found)
+    return found[0] if found else None

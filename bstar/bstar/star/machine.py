@@ -16,6 +16,7 @@ from collections import Counter
 
 from bstar.errors import RemoteProtocolError
 from bstar.star import rules
+from bstar.star.chart import obey
 from bstar.star.cut_off import CutOff, Evidence
 from bstar.star.epochs import Epochs, does_peer_outrank, does_peer_win, is_of
 from bstar.star.outputs import (
@@ -34,7 +35,7 @@ from bstar.star.outputs import (
 from bstar.star.peer import Ignored, PeerView
 from bstar.star.publisher import Publisher, Questions, milliseconds
 from bstar.star.quorum import Quorum
-from bstar.star.rules import Effect, Event, Facts, Role, Rule, State, rule_for
+from bstar.star.rules import Effect, Event, Facts, Role, Rule, State
 from bstar.star.settings import StarSettings
 from bstar.star.takeover_pause import TakeoverPause
 from bstar.star.texts import fatal_error, mismatch, rivalry, trouble
@@ -642,8 +643,8 @@ class StarMachine:
         )
 
     def _fire(self, event: Event, facts: Facts, now: float, why: str = "") -> list[Output]:
-        """Find the rule for ``event`` and carry it out; ``why`` is the text of a mismatch."""
-        rule = rule_for(self.state, event, facts)
+        """Let the chart move ``state``, and carry the rule out; ``why`` is the text of a mismatch."""
+        rule = obey(self, event, facts)
         return [] if rule is None else self._carry_out(rule, now, why)
 
     def _carry_out(self, rule: Rule, now: float, why: str) -> list[Output]:
@@ -661,7 +662,6 @@ class StarMachine:
             quorum.release()
 
         outputs: list[Output] = []
-        self.state = new
         self.counters.transitions[old, new] += 1
         self.peer.dual_since = None
         self.is_active = new is State.ACTIVE

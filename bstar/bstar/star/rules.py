@@ -13,8 +13,8 @@ With an arbiter a node may serve only with the majority of three voters (``quoru
 that begins to serve stands one for a missing majority: the node keeps its state and claims. ``_with_claims``
 writes these rules, so that none can be forgotten.
 
-``StarMachine`` obeys this table through ``rule_for``. ``chart`` builds a state chart of ``transitions`` from
-it, which docs/binary-star.md shows. The tests compare table and chart with a twin written by hand.
+``chart`` builds a state chart of ``transitions`` from this table, and ``StarMachine`` obeys the chart.
+docs/binary-star.md shows the table. The tests compare the chart with a twin written by hand.
 """
 
 import enum
@@ -390,15 +390,3 @@ _RULES: tuple[Rule, ...] = (
 )
 
 RULES = _with_claims(_RULES)
-
-_RULES_FOR: dict[tuple[State, Event], list[Rule]] = {}
-for _rule in RULES:
-    _RULES_FOR.setdefault((_rule.state, _rule.event), []).append(_rule)
-
-
-def rule_for(state: State, event: Event, facts: Facts) -> Rule | None:
-    """The first rule that applies; None if nothing changes."""
-    for rule in _RULES_FOR.get((state, event), ()):
-        if holds(rule.guard, facts) and holds(rule.also, facts):
-            return rule
-    return None
