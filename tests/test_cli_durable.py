@@ -1,4 +1,4 @@
-"""``bstar durable`` and ``bstar dead`` against a store in memory: what they print, and how they end."""
+"""``bstar durable`` against a store in memory: what they print, and how they end."""
 
 from __future__ import annotations
 
@@ -80,26 +80,29 @@ def test_a_submit_says_when_and_how_often(run: Run, store: FakeStore) -> None:
     assert (stored.backoff_ms, stored.backoff_max_ms) == (500, 86_400_000)
 
 
-def test_a_dead_letter_is_shown_replayed_and_dropped(run: Run, store: FakeStore) -> None:
+def test_a_dead_letter_is_shown_retried_and_forgotten(run: Run, store: FakeStore) -> None:
     dead, other = submit(run, "price", "a"), submit(run, "price", "b")
+    store.end(other)
     store.end(dead, state=State.DEAD, attempts=5, cause=Cause.FAILED, text="ValueError: \x1b[31mno")
-    code, out, _ = run("dead", "ls")
+    code, out, _ = run("durable", "ls", "--state", "dead")
     assert code == 0
     assert dead in out
     assert other not in out
     assert "failed: ValueError: " in out
     assert "\x1b[31mno" not in out, "a terminal would obey it"
-    code, out, _ = run("dead", "show", dead)
+    code, out, _ = run("durable", "show", dead)
     lines = dict(line.split(maxsplit=1) for line in out.splitlines())
     assert (lines["state"], lines["attempts"], lines["cause"]) == ("dead", "5", "failed")
     assert lines["submitted_at"] == "2023-11-14 22:13:20"
-    code, out, err = run("dead", "drop", dead, other)
-    assert (code, out) == (exits.FAILED, "1 forgotten, 1 not\n")
-    assert err == f"{other}: not forgotten: its state is pending\n"
-    assert [each.hex() for each in store.standings] == [other], "drop is for dead letters alone"
+    code, out, err = run("durable", "retry", dead, other)
+    assert (code, out) == (exits.FAILED, "1 pending again, 1 not\n")
+    assert err == f"{other}: not pending again: its state is answered\n"
+    store.end(dead, state=State.DEAD)
+    assert run("durable", "close", "--state", "dead")[:2] == (0, "1 forgotten\n")
+    assert [each.hex() for each in store.standings] == [other]
     store.end(other, state=State.DEAD)
-    assert run("dead", "replay", "--all")[:2] == (0, "1 pending again\n")
-    assert run("dead", "ls") == (0, "", "")
+    assert run("durable", "retry", "--all")[:2] == (0, "1 pending again\n")
+    assert run("durable", "ls", "--state", "dead") == (0, "", "")
 
 
 def test_requests_are_chosen_by_what_they_are(run: Run, store: FakeStore) -> None:
@@ -161,7 +164,6 @@ def test_nobody_there_is_3(run: Run, broker: ScriptedBroker) -> None:
     ("arguments", "text"),
     [
         (["durable", "cancel"], "which requests? Name them by id, or choose them by"),
-        (["dead", "drop"], "which requests?"),
         (["durable", "cancel", ID, "--all"], "exclude each other"),
         (["durable", "close", ID, "--state", "dead"], "exclude each other"),
         (["durable", "cancel", "x"], "32 hexadecimal digits"),
@@ -192,8 +194,7 @@ def test_a_client_of_several_pairs_is_told_to_name_the_service(run: Run, broker:
         *(
             f"durable {name}"
             for name in ("submit", "schedule", "result", "ls", "show", "cancel", "retry", "close", "export")
-        ),
-        *(f"dead {name}" for name in ("ls", "show", "replay", "drop")),
+        )
     ],
 )
 def test_every_command_explains_itself_with_an_example(

@@ -10,9 +10,7 @@ import pytest
 from bstar.wire import durable, native
 from bstar.wire.durable import Cause, Fetch, Missed, Repeat, Schedule, Service, Standing, State, Submit
 from bstar.wire.messages import ErrorCode
-from bstar_broker.core import Output
 from bstar_broker.core.admission import REQUEST_BYTES
-from bstar_broker.operate.operations import Operations
 from bstar_broker.store.core import durable as durable_store
 from bstar_broker.store.core import runner
 from bstar_broker.store.core.desk import ENTRY_OCTETS_MAX
@@ -497,30 +495,6 @@ def test_a_store_whose_disk_works_again_goes_on_in_its_epoch(solo: SoloStore) ->
     solo.wait(0.1)
     assert solo.submit(OTHER).is_new
     assert len(ready(solo, credit=2)) == 2
-
-
-def test_an_operator_forces_a_store_that_does_not_lead_and_no_other(
-    solo: SoloStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A store that leads would drop what only the peer has, for nothing."""
-    forced: list[float] = []
-
-    def force(now: float) -> list[Output]:
-        forced.append(now)
-        solo.replica.is_leading, solo.replica.trouble = True, ""
-        return []
-
-    monkeypatch.setattr(solo.replica, "force", force)
-    operations = Operations(solo.node, solo.carry_out, lambda: solo.now)
-    assert operations.force_store() == ""
-    assert forced == []
-    solo.replica.is_leading, solo.replica.trouble = False, "start the peer"
-    assert operations.force_store() == ""
-    assert forced == [solo.now]
-    solo.replica.trouble = "start the peer"
-    solo.step_down()
-    assert "ask the one that does" in operations.force_store()
-    assert len(forced) == 1
 
 
 def test_a_batch_is_one_entry_and_one_answer(solo: SoloStore) -> None:

@@ -1,7 +1,5 @@
 """The seam between the node and its fronts, with a front that speaks nobody's protocol."""
 
-import msgspec
-
 from bstar.star import PeerMessage, Role, StarMachine, StarSettings, State, Tick
 from bstar.wire import front as wire
 from bstar.wire import native
@@ -12,13 +10,7 @@ from bstar_broker.core import BrokerSettings
 from bstar_broker.core.fronted import FrontedNode
 from bstar_broker.core.outputs import FrontSend, Output, Send
 from bstar_broker.core.snapshot import FrontState
-from bstar_broker.operate.service_operations import (
-    PAUSE_SERVICE,
-    PURGE_SERVICE,
-    RESUME_SERVICE,
-    ServiceOperations,
-    ServiceWish,
-)
+from bstar_broker.operate.orders import Operator
 from support.plain_front import PlainFront, sent
 
 
@@ -177,18 +169,17 @@ def test_a_front_knows_what_is_offered_and_whether_the_peer_serves() -> None:
 def test_an_order_of_an_operator_goes_to_the_peers_behind_a_front_in_its_frames() -> None:
     node, _ = serving()
     carried: list[Output] = []
-    operations = ServiceOperations(node, carried.extend, lambda: 0.2)
+    operator = Operator(node, carried.extend, lambda: 0.2)
 
     def order(word: bytes) -> list[list[bytes]]:
-        wish = msgspec.json.encode(ServiceWish("sum", "mia: its database is ill"))
         carried.clear()
-        operations.by_request[word](wish)
+        operator.answer(word, b'{"service": "sum", "why": "mia: its database is ill"}')
         assert not [each for each in carried if type(each) is Send]
         return sent([each for each in carried if isinstance(each, FrontSend)])
 
     node.receive_front("plain", "workers", [b"w1", b"work", b"1"], 0.1)
-    assert order(PAUSE_SERVICE) == []
+    assert order(b"service-pause") == []
     for client in (b"c1", b"c2"):
         assert node.receive_front("plain", "clients", [client, b"ask", b"x"], 0.2) == []
-    assert [frames[:2] for frames in order(RESUME_SERVICE)] == [[b"w1", b"REQUEST"]]
-    assert [frames[:2] for frames in order(PURGE_SERVICE)] == [[b"c2", b"FAILURE"]]
+    assert [frames[:2] for frames in order(b"service-resume")] == [[b"w1", b"REQUEST"]]
+    assert [frames[:2] for frames in order(b"service-purge")] == [[b"c2", b"FAILURE"]]

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 from unittest.mock import Mock
 
-import msgspec
 import pytest
 
 from bstar import records
-from bstar.star import Role, StarMachine, StarSettings
 from bstar.wire import native
 from bstar.wire.dialect import Dialect
 from bstar.wire.messages import ErrorCode, Request
-from bstar_broker.core import BrokerSettings, Node, Output, Send
 from bstar_broker.core.mailbox import STORE
 from bstar_broker.core.management import broker_state
 from bstar_broker.core.records import ServiceRecord
 from bstar_broker.journal.node_journal import NodeJournal
-from bstar_broker.operate.service_operations import (
-    PAUSE_SERVICE,
-    PURGE_SERVICE,
-    RESUME_SERVICE,
-    ServiceOperations,
-    ServiceTold,
-    ServiceWish,
-)
 from bstar_cli.trouble import ServiceView, signs
 from support.desk import Desk, heard, ident, sent
 from support.pairs import standing_pair
@@ -215,45 +204,6 @@ def test_a_caller_of_plain_majordomo_hears_nothing_of_a_purge(desk: Desk) -> Non
 
 
 # --- the operator's way -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def node() -> Node:
-    machine = StarMachine(StarSettings(pair="test", role=Role.PRIMARY), node="we", epoch=0, now=0.0)
-    made = Node(machine, BrokerSettings(), node_id=bytes(16), drain_timeout_s=5.0, version="test", now=0.0)
-    made.receive_frames([b"worker", *native.encode_ready(b"echo", credit=1, epoch=0)], 0.0)
-    return made
-
-
-def order(node: Node, request: bytes, wish: object) -> ServiceTold:
-    carried: list[Output] = []
-    operations = ServiceOperations(node, carried.extend, lambda: 0.0)
-    told = msgspec.json.decode(operations.by_request[request](msgspec.json.encode(wish)), type=ServiceTold)
-    assert not any(isinstance(output, Send) for output in carried)
-    return told
-
-
-@pytest.mark.parametrize(
-    ("request_", "wish", "why"),
-    [
-        (PAUSE_SERVICE, ServiceWish("eco", WHY), 'this node knows no service "eco"'),
-        (PAUSE_SERVICE, ServiceWish("echo", WHY, 1e9), "the request cannot be read"),
-        (PAUSE_SERVICE, ServiceWish("echo", ""), "the request cannot be read"),
-        (RESUME_SERVICE, ServiceWish("echo", WHY), 'service "echo" is not paused on this node'),
-        (PURGE_SERVICE, ServiceWish("echo", WHY), "this node does not serve"),
-    ],
-)
-def test_an_order_that_cannot_be_carried_out_changes_nothing(
-    node: Node, request_: bytes, wish: ServiceWish, why: str
-) -> None:
-    before = node.state(0.0)
-    assert why in order(node, request_, wish).refusal
-    assert node.state(0.0) == before
-
-
-def test_a_node_that_stands_by_can_be_told_to_pause(node: Node) -> None:
-    assert order(node, PAUSE_SERVICE, ServiceWish("echo", WHY, 60.0)) == ServiceTold()
-    assert node.broker.ledger.services[b"echo"].pause_why == WHY
 
 
 def test_the_journal_has_each_order(desk: Desk) -> None:

@@ -17,26 +17,12 @@ from bstar.wire import native
 from bstar.wire.dialect import Dialect
 from bstar.wire.messages import ErrorCode, Process, Ready, Request
 from bstar_broker.core import BrokerSettings, Node
-from bstar_broker.core.mailbox import STORE
 from bstar_broker.core.management import broker_state, worker_state
 from bstar_broker.core.outputs import Send
 from bstar_broker.core.records import Accepted, WorkerRecord, peer_label
 from bstar_broker.core.snapshot import RequestState
 from bstar_broker.journal.node_journal import NodeJournal
-from bstar_broker.operate.work_operations import (
-    CANCEL_REQUEST,
-    DRAIN_WORKER,
-    LIST_REQUESTS,
-    LIST_WORKERS,
-    RESUME_WORKER,
-    SHOW_REQUEST,
-    ListWish,
-    RequestsTold,
-    WorkersTold,
-    WorkOperations,
-    WorkWish,
-)
-from bstar_cli import workers as listing
+from bstar_broker.operate.orders import Operator, Workers
 from bstar_cli.trouble import ServiceView, signs
 from support.desk import Desk, heard, ident, sent
 from support.pairs import standing_pair
@@ -304,90 +290,23 @@ def node() -> Node:
     return made
 
 
-def order(node: Node, request: bytes, wish: object, kind: type[Told]) -> Told:
-    operations = WorkOperations(node, lambda outputs: None, lambda: 0.0)
-    return msgspec.json.decode(operations.by_request[request](msgspec.json.encode(wish)), type=kind)
-
-
-class Refused(msgspec.Struct):
-    refusal: str
-
-
-WORKER = peer_label(b"worker")
-
-
-@pytest.mark.parametrize(
-    ("request_", "wish", "why"),
-    [
-        (LIST_WORKERS, ListWish("eco"), 'this node knows no service "eco"'),
-        (LIST_WORKERS, ListWish("", 0), "the request cannot be read"),
-        (DRAIN_WORKER, WorkWish("ab", WHY), 'this node has no worker "ab": bstar workers ls lists them'),
-        (DRAIN_WORKER, WorkWish(WORKER, ""), "the request cannot be read"),
-        (RESUME_WORKER, WorkWish("ab", WHY), 'this node has no worker "ab"'),
-        (RESUME_WORKER, WorkWish(WORKER, WHY), f'worker {WORKER} of service "echo" is not drained'),
-        (LIST_REQUESTS, ListWish("eco"), 'this node knows no service "eco"'),
-        (SHOW_REQUEST, WorkWish("9" * 32, WHY), f"it is durable: bstar durable show {'9' * 32}"),
-        (SHOW_REQUEST, WorkWish("9" * 47, WHY), "a request's id has 48 hexadecimal digits"),
-        (CANCEL_REQUEST, WorkWish("x" * 48, WHY), "a request's id has 48 hexadecimal digits"),
-        (CANCEL_REQUEST, WorkWish("9" * 48, WHY), "it has ended, or never came here"),
-    ],
-)
-def test_an_order_that_cannot_be_carried_out_changes_nothing(
-    node: Node, request_: bytes, wish: object, why: str
-) -> None:
-    before = node.state(0.0)
-    assert why in order(node, request_, wish, Refused).refusal
-    assert node.state(0.0) == before
-
-
-def test_a_request_of_the_store_is_left_to_the_store(node: Node) -> None:
-    node.broker.receive(Request(STORE, Dialect.STORE, (), b"echo", [b"x"], ident(1)), 0.0)
-    told = order(node, CANCEL_REQUEST, WorkWish(ident(1).hex(), WHY), RequestsTold)
-    assert told.refusal == f"it is durable: bstar durable cancel {ident(1)[:16].hex()}"
-
-
-def test_a_request_is_cancelled_once(node: Node) -> None:
-    node.broker.receive(Request(b"client", Dialect.NATIVE, (), b"echo", [b"x"], ident(1)), 0.0)
-    wish = WorkWish(ident(1).hex(), WHY)
-    assert order(node, SHOW_REQUEST, wish, RequestsTold) == order(node, CANCEL_REQUEST, wish, RequestsTold)
-    assert "was given up already" in order(node, CANCEL_REQUEST, wish, RequestsTold).refusal
-
-
-def test_a_node_that_does_not_serve_sends_the_operator_to_the_other(node: Node) -> None:
-    node.step(word(3, 3, epoch=9), 0.1)
-    assert not node.is_active
-    for request in (SHOW_REQUEST, CANCEL_REQUEST):
-        told = order(node, request, WorkWish(ident(1).hex(), WHY), RequestsTold)
-        assert told.refusal == "this node does not serve: ask the one that does, on its machine"
-
-
 def test_a_listing_says_where_each_worker_runs_and_mmi_does_not(node: Node) -> None:
     node.broker.ledger.address = lambda: "10.0.0.7"
     process = Process("shop-3", 4711, "0.1.0")
     node.broker.receive(Ready(b"ours", Dialect.NATIVE, (), b"price", process=process), 2.0)
     node.broker.receive(Ready(b"foreign", Dialect.MDP02, (), b"price"), 2.5)
-    ours, foreign = order(node, LIST_WORKERS, ListWish("price"), WorkersTold).workers
+    operator = Operator(node, lambda outputs: None, lambda: 0.0)
+    answer = operator.answer(b"workers-ls", b'{"service": "price"}')
+    ours, foreign = msgspec.json.decode(answer, type=Workers).rows
     assert (ours.host, ours.pid, ours.address, ours.version) == ("shop-3", 4711, "10.0.0.7", "0.1.0")
     assert (foreign.host, foreign.pid, foreign.address, foreign.version) == ("", 0, "10.0.0.7", "")
-    assert (ours.registered_s, foreign.registered_s) == (-2.0, -2.5), "the operations' clock stands at 0"
+    assert (ours.registered_s, foreign.registered_s) == (-2.0, -2.5), "the operator's clock stands at 0"
     asked = Request(b"client", Dialect.NATIVE, (), b"mmi.workers", [b"price"], ident(9))
     [answer] = [
         output.frames[-1] for output in node.receive_message(asked, 3.0, "") if isinstance(output, Send)
     ]
     assert len(msgspec.json.decode(answer)) == 2
     assert not {b"shop-3", b"4711", b"10.0.0.7"} & set(re.findall(rb"[\w.-]+", answer))
-
-
-def test_a_listing_without_workers_names_the_service(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(listing, "settings_to_order", lambda node: Mock(role="primary"))
-    monkeypatch.setattr(listing, "order", lambda *asked: WorkersTold())
-    for service in ("", "ec\x1bo"):
-        listing._ls(Mock(), service)
-    assert capsys.readouterr().err == (
-        'the primary has no worker\nthe primary has no worker of service "ec\\x1bo"\n'
-    )
 
 
 @pytest.mark.loopback

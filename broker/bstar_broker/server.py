@@ -58,13 +58,11 @@ from bstar_broker.fronts.plans import plans_of
 from bstar_broker.fronts.shell import FrontShell
 from bstar_broker.journal import NodeJournal, open_journal, options_of
 from bstar_broker.operate.control import ControlSocket, control_path
-from bstar_broker.operate.operations import Operations
+from bstar_broker.operate.orders import Operator
 from bstar_broker.operate.role_history import RoleHistory
 from bstar_broker.operate.role_hook import RoleHook
-from bstar_broker.operate.service_operations import ServiceOperations
 from bstar_broker.operate.shell_state import loop_state, security_state
 from bstar_broker.operate.status import StatusServer
-from bstar_broker.operate.work_operations import WorkOperations
 from bstar_broker.store.shell import StoreShell
 
 _log = logging.getLogger("bstar.broker")
@@ -158,17 +156,15 @@ class BrokerServer(Closing):
             self._resources.callback(self._status.close)
 
     def _open_control(self) -> None:
-        operations = Operations(self.node, self._carry_out, self.reactor.now)
-        services = ServiceOperations(self.node, self._carry_out, self.reactor.now)
-        work = WorkOperations(self.node, self._carry_out, self.reactor.now)
-        control = ControlSocket(
-            self._context,
-            self.reactor,
-            control_path(self.settings),
-            self._pair.promote,
-            operations.force_store,
-            {**operations.by_request, **services.by_request, **work.by_request},
+        pair = self._pair
+        operator = Operator(
+            self.node,
+            self._carry_out,
+            self.reactor.now,
+            promote=lambda is_trial: pair.promote(is_trial=is_trial),
         )
+        path = control_path(self.settings)
+        control = ControlSocket(self._context, self.reactor, path, operator.answer)
         self._resources.callback(control.close)
 
     def _open_history(self, machine: StarMachine) -> RoleHistory:

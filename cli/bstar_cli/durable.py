@@ -9,7 +9,7 @@ import typer
 from bstar.errors import ConfigurationError
 from bstar_cli import exits
 from bstar_cli.frames import BODY_HELP, frames_of, json_frame, print_frames
-from bstar_cli.options import Nodes, grouped, refuse
+from bstar_cli.options import Nodes, grouped, refuse, seconds_of
 from bstar_cli.stored import (
     CANCEL,
     CLOSE,
@@ -28,7 +28,6 @@ from bstar_cli.stored import (
     print_request,
     print_requests,
     progress,
-    seconds_of,
 )
 from bstar_cli.terminal import json_line
 from bstar_client import RetryPolicy

@@ -24,27 +24,18 @@ from bstar_cli.streams import OutputLostError, guarded
 _OWN_ERRORS = (ConfigurationError, PairError, PipelineError)
 _TEXT_CHARS_MAX = 5_000
 
-# Each command and the module with its function, in the order of the help page.
+# Each command and the module with its function, in the order of the help page. Orders to a node follow.
 _MODULES = {
     "serve": "serve",
     "arbiter": "arbiter",
     "worker": "worker",
     "call": "call",
     "durable": "durable",
-    "dead": "dead",
     "load": "load",
     "bench": "bench",
     "status": "status",
     "top": "top",
     "history": "history",
-    "promote": "promote",
-    "switchover": "switchover",
-    "drain": "drain",
-    "pause": "pause",
-    "resume": "pause",
-    "service": "service",
-    "workers": "workers",
-    "request": "request",
     "epoch": "epoch",
     "store": "store",
     "check-config": "configuration",
@@ -65,18 +56,18 @@ class _Commands(Mapping[str, Any]):
     """The commands by name. A command's module is imported when the command is looked up."""
 
     def __getitem__(self, name: str) -> Any:
-        module = import_module(f"bstar_cli.{_MODULES[name]}")
-        found = getattr(module, name.replace("-", "_"))
+        module = import_module(f"bstar_cli.{_MODULES.get(name, 'orders')}")
+        found = getattr(module, name.replace("-", "_")) if name in _MODULES else module.commands()[name]
         if not isinstance(found, typer.Typer):
             function, found = found, typer.Typer(add_completion=False)
-            found.command()(grouped(function))
+            found.command(name)(grouped(function))
         return typer.main.get_command(found)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_MODULES)
+        return iter((*_MODULES, *import_module("bstar_cli.orders").commands()))
 
     def __len__(self) -> int:
-        return len(_MODULES)
+        return sum(1 for _ in self)
 
 
 class _Bstar(TyperGroup):

@@ -6,6 +6,7 @@ A group is a dataclass whose fields are options. A command that takes a group ha
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 DEFAULT_ENDPOINTS = "tcp://127.0.0.1:5001,tcp://127.0.0.1:5002"
 
 Dialect = Literal["native", "mdp02"]
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)")
 
 DialectOption = Annotated[
     Dialect, typer.Option("--dialect", help="native, or mdp02 for any broker of plain Majordomo 0.2.")
@@ -63,6 +67,14 @@ def _flowing(text: str | None) -> str:
     """The help text with each paragraph on one line: Typer keeps line ends, and terminals are narrow."""
     paragraphs = inspect.cleandoc(text or "").split("\n\n")
     return "\n\n".join(each if each.startswith(" ") else each.replace("\n", " ") for each in paragraphs)
+
+
+def seconds_of(text: str, option: str) -> float:
+    """A time on the command line: seconds, or a number with s, m, h or d."""
+    match = _SPAN.fullmatch(text)
+    if match is None:
+        raise ConfigurationError(f"{option} {text}: write seconds, or a number with s, m, h or d, as in 10m")
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def refuse(condition: object, text: str) -> None:

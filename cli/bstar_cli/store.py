@@ -7,12 +7,12 @@ import msgspec
 import typer
 
 from bstar.base.printable import printable
-from bstar_broker.operate.control import FORCE_STORE, LEADS
+from bstar_broker.operate.orders import ORDERS
 from bstar_broker.store.check import Report, check
 from bstar_cli import exits
 from bstar_cli.check_progress import CheckProgress
-from bstar_cli.node_control import ask_node
-from bstar_cli.options import NodeConfiguration, grouped, refuse
+from bstar_cli.options import grouped, refuse
+from bstar_cli.orders import add_to
 
 _TEXT_CHARS_MAX: Final = 1_000
 
@@ -99,38 +99,5 @@ def _print(report: Report) -> None:
     typer.echo("whole" if report.is_whole else f"damaged: {report.findings_count} findings")
 
 
-def _force(
-    node: NodeConfiguration,
-    confirm: Annotated[
-        bool, typer.Option("--give-up-the-other", help="You know that the other copy is lost, or may be.")
-    ] = False,
-) -> None:
-    """Let the store go on from the copy of the node that serves, whatever the other copy has.
-
-    A node whose copy may lack something that was acknowledged does not lead the store: it waits for the
-    other node. If the other disk is lost, run this on the machine of the node that serves, as the user that
-    runs it. What only the other copy has is given up: when that node comes back, it takes over this copy.
-
-    Exit codes: 0 the store leads; 1 refused, with the reason; 2 wrong usage or configuration.
-
-    Examples:
-
-        bstar store force --config configs/backup.yaml --give-up-the-other
-    """
-    is_nothing_given = node.config is None and not node.assignments
-    refuse(is_nothing_given, "no configuration: name the node's with --config FILE or BSTAR_CONFIG")
-    refuse(
-        not confirm,
-        "what only the other node's disk has is given up: if that is what you want, say --give-up-the-other",
-    )
-    settings = node.settings()
-    refuse(settings.store.directory is None, "store.directory is null: this node has no durable store")
-    answer = ask_node(settings, FORCE_STORE)
-    if answer != LEADS:
-        typer.echo(f"not forced: {answer}", err=True)
-        raise typer.Exit(exits.FAILED)
-    typer.echo(f"the {settings.role} of the pair {settings.pair} leads the store")
-
-
-store.command("force")(grouped(_force))
+add_to(store, next(order for order in ORDERS if order.command == "store force"))
 store.command("check")(grouped(_check))

@@ -1,6 +1,5 @@
 """Stored requests on the command line: which of them, how they are printed, and what is done to many."""
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,10 +14,10 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from bstar.base.printable import printable
-from bstar.errors import BstarError, ConfigurationError
+from bstar.errors import BstarError
 from bstar_cli import exits
 from bstar_cli.frames import json_frame
-from bstar_cli.options import Nodes, refuse
+from bstar_cli.options import Nodes, refuse, seconds_of
 from bstar_cli.terminal import cell, json_line, print_tables, table
 from bstar_client import HAClient, RequestStatus
 
@@ -26,8 +25,6 @@ from bstar_client import HAClient, RequestStatus
 _AT_ONCE = 64
 _CHUNK = 1_024
 _TOLD_MAX = 10
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
-_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)")
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID…]", help="The requests, as submit printed.")]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The request, as submit printed.")]
@@ -79,14 +76,6 @@ class Choice:
         """The requests. ConfigurationError if the options are wrong."""
         older = None if self.older is None else seconds_of(self.older, "--older")
         return client.requests(service=self.service, state=state, older=older, bodies=bodies)
-
-
-def seconds_of(text: str, option: str) -> float:
-    """A time on the command line: seconds, or a number with s, m, h or d."""
-    match = _SPAN.fullmatch(text)
-    if match is None:
-        raise ConfigurationError(f"{option} {text}: write seconds, or a number with s, m, h or d, as in 10m")
-    return float(match[1]) * _UNITS[match[2]]
 
 
 # --- to people and scripts ----------------------------------------------------------------------------------
@@ -171,12 +160,6 @@ class Deed(msgspec.Struct, frozen=True):
     is_done: Callable[[RequestStatus], bool]
 
 
-def _drop(client: HAClient, request_id: str, service: str | None) -> RequestStatus:
-    """Forget a dead letter, and nothing else."""
-    status = client.status_of(request_id, service=service)
-    return client.close_result(request_id, service=service) if status.state == "dead" else status
-
-
 CANCEL = Deed(
     lambda client, request_id, service: client.cancel(request_id, service=service),
     "cancelled",
@@ -195,7 +178,6 @@ CLOSE = Deed(
     None,
     lambda status: status.state != "unknown",
 )
-DROP = Deed(_drop, "forgotten", "dead", lambda status: status.state == "dead")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -286,7 +286,8 @@ NODE: Final = (
               "find what else writes to that disk", after_s=300.0),
     NodeEntry("durable-waits", WARNING, "BstarDurableRequestsWait", _durable_waits,
               "start workers for its service"),
-    NodeEntry("dead-letters", WARNING, "BstarDeadLetters", _dead_letters, "look at them: bstar dead list"),
+    NodeEntry("dead-letters", WARNING, "BstarDeadLetters", _dead_letters,
+              "look at them: bstar durable ls --state dead"),
 )  # fmt: skip
 """The findings about the node, the worst first."""
 

@@ -1,46 +1,26 @@
-"""The control socket of a node: an operator on the same machine may let a lone backup serve (``promote``),
-and let the durable store go on from this node's copy (``bstar store force``).
+"""The control socket of a node: who may give it orders (``orders``), and where.
 
-A request over the network must not do this, because every client could send it. The node listens on a socket
-in the file system, in a folder that only its own user may enter. That user can kill the process anyway.
-Requests and answers are one frame of text. A question comes first and changes nothing. Then comes the
-request, with the reason why the primary counts as dead. A request with an argument has a second frame
-(``bstar_broker.operate.operations``).
+No order comes over the network, where any client could give it. The node listens on a socket in the file
+system, in a folder that only its own user may enter. That user can kill the process anyway. A message is a
+word and a JSON object, an answer is a JSON object.
 """
 
 import logging
 import os
 import socket as socket_module
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from errno import ENOENT
 from hashlib import blake2b
 from pathlib import Path
 from stat import S_IMODE
-from typing import Final, Protocol
 
 import zmq
 
 from bstar.net.reactor import Reactor
 from bstar.net.sockets import send
 from bstar.settings import Settings
-
-QUESTION: Final = b"may it be promoted"
-PROMOTE: Final = b"promote"
-FORCE: Final = b"promote by force"
-FORCE_STORE: Final = b"lead the store by force"
-# The answers; any other text says why not.
-SERVES: Final = "serves"
-CLAIMING: Final = "claiming"
-MAY: Final = "may"
-LEADS: Final = "leads"
-UNHEARD_OF: Final = "this node knows no such request"
-
-_WHY: Final = {
-    PROMOTE: "bstar promote: the primary's state endpoint refuses connections, so no process listens there",
-    FORCE: "bstar promote --force: the operator alone says that the primary does not run",
-}
 
 _log = logging.getLogger("bstar_broker.control")
 
@@ -79,39 +59,23 @@ def is_listening(path: Path) -> bool:
     return True
 
 
-class Promote(Protocol):
-    """``PairShell.promote``."""
-
-    def __call__(self, *, is_trial: bool) -> str | None:
-        """None if the node serves, "" if it may be promoted, or the reason why not."""
-
-
 class ControlSocket:
-    """Answers requests with the results of ``promote`` and ``force_store``, which returns why not, or "".
-    ``operations`` answers further ones by their first frame, with the second.
-
-    A node that cannot listen logs it and goes on.
-    """
+    """Answers each message with the result of ``answer``. A node that cannot listen logs it and goes on."""
 
     def __init__(
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
         reactor: Reactor,
         path: Path,
-        promote: Promote,
-        force_store: Callable[[], str],
-        operations: Mapping[bytes, Callable[[bytes], str]] | None = None,
+        answer: Callable[[bytes, bytes], bytes],
     ) -> None:
-        self._operations = operations or {}
-        self._promote = promote
-        self._force_store = force_store
+        self._answer = answer
         self._path = path
-        self._has_told = False
         self._socket: zmq.Socket[bytes] | None = None
         try:
             self._socket = _listen(context, path)
         except (OSError, zmq.ZMQError) as error:
-            _log.warning("bstar promote will not reach this node: cannot listen at %s: %s", path, error)
+            _log.warning("no order reaches this node: cannot listen at %s: %s", path, error)
             return
         reactor.add_reader(self._socket, self._on_request)
 
@@ -128,26 +92,8 @@ class ControlSocket:
         socket = self._socket
         if socket is None:
             return
-        request, argument = (*frames[1:3], b"", b"")[:2]
-        send(socket, [frames[0], self._answer(request, argument).encode()])
-
-    def _answer(self, request: bytes, argument: bytes = b"") -> str:
-        if request in self._operations:
-            return self._operations[request](argument)
-        if request == QUESTION:
-            self._has_told = False
-            refusal = self._promote(is_trial=True)
-            return SERVES if refusal is None else refusal or MAY
-        if request == FORCE_STORE:
-            return self._force_store() or LEADS
-        if request not in _WHY:
-            return UNHEARD_OF
-        refusal = self._promote(is_trial=False)
-        # The client repeats its request while the node claims the majority.
-        if not refusal and not self._has_told:
-            self._has_told = True
-            _log.info("%s", _WHY[request])
-        return SERVES if refusal is None else refusal or CLAIMING
+        word, argument = (*frames[1:3], b"", b"")[:2]
+        send(socket, [frames[0], self._answer(word, argument)])
 
 
 def _listen(context: "zmq.Context[zmq.Socket[bytes]]", path: Path) -> "zmq.Socket[bytes]":
