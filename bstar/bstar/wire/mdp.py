@@ -18,8 +18,8 @@ empty one, a request id of REQ_CORRELATE) are a peer's ``envelope`` and go back 
 puts an empty frame first is read too, and answered in kind.
 """
 
-import contextlib
 import enum
+from functools import lru_cache
 
 import msgspec
 
@@ -32,6 +32,9 @@ from bstar.wire.messages import Disconnect, Final, FromPeer, Heartbeat, NodeStat
 _HEX = b"hex:"
 # An address of libzmq has 255 bytes at most.
 _HEX_BYTES_MAX = len(_HEX) + 2 * 255
+# How many addresses are kept in both forms, in 1 MiB. Each message of a worker has one, and nearly all of
+# libzmq's begin with a zero octet.
+_ADDRESSES_MAX = 4_096
 
 
 class ClientReply(msgspec.Struct, frozen=True, gc=False):
@@ -242,6 +245,7 @@ class Mdp:
         raise RemoteProtocolError("broker-command", f"no valid command of a broker: {command[:8]!r}")
 
 
+@lru_cache(_ADDRESSES_MAX)
 def _written(client: bytes) -> bytes:
     """The client's address as a REQUEST has it.
 
@@ -253,10 +257,17 @@ def _written(client: bytes) -> bytes:
 
 def _read(address: bytes) -> bytes:
     """The client that a worker's reply names. A frame of a large message is a view."""
-    if address[: len(_HEX)] == _HEX and len(address) <= _HEX_BYTES_MAX:
-        with contextlib.suppress(ValueError):
-            return bytes.fromhex(bytes(address[len(_HEX) :]).decode())
-    return address
+    if address[:4] != _HEX or len(address) > _HEX_BYTES_MAX:
+        return address
+    return _read_digits(bytes(address))
+
+
+@lru_cache(_ADDRESSES_MAX)
+def _read_digits(address: bytes) -> bytes:
+    try:
+        return bytes.fromhex(address[len(_HEX) :].decode())
+    except ValueError:
+        return address
 
 
 def _reply_body(frames: Frames, at: int) -> Frames | None:
