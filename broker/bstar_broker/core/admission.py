@@ -61,7 +61,8 @@ class Admission:
             if known is not None:
                 return self._join(known, message, now)
         held = self._requests_of.get(sender, 0)
-        size = sum(map(len, message.body))
+        body = message.body
+        size = len(body[0]) if len(body) == 1 else sum(map(len, body))
         if message.extensions:
             size += len(message.extensions)
         refusal = self._why_not_taken(message, held + 1, size + REQUEST_BYTES)
@@ -72,7 +73,7 @@ class Admission:
         ttl_s = message.ttl_ms / 1000
         waits_s = self._settings.request_ttl_s
         request = Accepted(
-            sender, message.envelope, codec, sender, service, message.body, size, identity,
+            sender, message.envelope, codec, sender, service, body, size, identity,
             message.extensions, now, now + (ttl_s if 0 < ttl_s < waits_s else waits_s),
             now + ttl_s if ttl_s else 0.0,
             is_repeated=message.is_repeated, is_urgent=message.is_urgent,

@@ -97,6 +97,7 @@ class Node:
         self.machine = machine
         self._cut_off = machine.cut_off
         self.broker = Broker(settings, node_id=node_id, describe=machine.status, now=now, observer=observer)
+        self._handlers = self.broker.handlers
         ledger = self.broker.ledger
         self.authority = None if find_principal is None else Authority(find_principal, ledger, origin)
         if address is not None:
@@ -123,17 +124,14 @@ class Node:
 
     def receive_frames(self, frames: list[bytes], now: float, user_id: str = "") -> list[Output]:
         """Handle one message of a client or worker, the routing id first. Bad ones are counted."""
-        return self._settled(self._receive_frames(frames, now, user_id), now)
-
-    def _receive_frames(self, frames: list[bytes], now: float, user_id: str) -> list[Output]:
-        if now >= self.machine.serve_until and self.machine.is_active:
-            outputs = self._check_lease(now)
-            return outputs + self._receive_frames(frames, now, user_id)
+        outputs = self._check_lease(now) if now >= self.machine.serve_until else []
         try:
             message = decode(frames, self._message_bytes_max, self._message_frames_max)
         except RemoteProtocolError as error:
-            return self._receive_unread(frames, error, user_id, now)
-        return self.receive_message(message, now, user_id)
+            outputs += self._receive_unread(frames, error, user_id, now)
+        else:
+            outputs += self.receive_message(message, now, user_id)
+        return self._settled(outputs, now)
 
     def receive_message(self, message: FromPeer, now: float, user_id: str) -> list[Output]:
         """Handle a message of a client or worker, of any dialect, within another input."""
@@ -152,11 +150,11 @@ class Node:
             and (kind is Ready or message.sender in self.broker.ledger.workers)
         ):
             outputs = self._hear_epoch(message, user_id, now)  # type: ignore[arg-type]
-            outputs += self.broker.receive(message, now)
+            outputs += self._handlers[kind](message, now)
         else:
             if kind is Ping and message.sender in self.broker.ledger.requests_of:
                 self._cut_off.served_at = now
-            outputs = self.broker.receive(message, now)
+            outputs = self._handlers[kind](message, now)
         if self.parting.is_draining and kind not in _NO_ENDS:
             outputs += self._part(now)
         return outputs
@@ -247,8 +245,11 @@ class Node:
         return self.broker.refuse_unread(frames)
 
     def _receive_request(self, message: Request, now: float, user_id: str) -> list[Output]:
-        outputs: list[Output] = []
         is_own = message.service.startswith(self._reserved)
+        if not is_own and now < self.machine.serve_until:
+            self._cut_off.served_at = now
+            return self._handlers[Request](message, now)
+        outputs: list[Output] = []
         if is_own and message.service.startswith(mmi.PREFIX):
             return outputs + self._manage(message, Pictures(), now)
         if now >= self.machine.serve_until:
@@ -263,10 +264,7 @@ class Node:
         self._cut_off.served_at = now
         if is_own:
             return outputs + self._keep(message, now, user_id)
-        if outputs:
-            outputs += self.broker.receive(message, now)
-            return outputs
-        return self.broker.receive(message, now)
+        return outputs + self.broker.receive(message, now)
 
     def _keep(self, message: Request | Requests, now: float, user_id: str) -> list[Output]:
         """Hand a durable operation to the store."""

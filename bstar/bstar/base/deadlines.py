@@ -78,7 +78,8 @@ class Deadlines(Generic[T]):
 
     def tidy(self, pending: int) -> None:
         """Forget the ended items if they are the majority; ``pending`` items have not ended."""
-        if len(self) > _SLACK and len(self) > 2 * pending:
+        count = len(self._line) + len(self._heap)
+        if count > _SLACK and count > 2 * pending:
             is_due = self._is_due
             self._line = deque(entry for entry in self._line if is_due(entry[1], entry[0]))
             self._heap = [entry for entry in self._heap if is_due(entry[2], entry[0])]

@@ -114,14 +114,13 @@ def receive_bodies(
     too. ``look`` gets the first frame after the routing id, whose properties tell of the connection.
     """
     frames = [_recv(socket, _NOBLOCK)]
-    more = True
     try:
-        while more:
+        frame = _recv(socket, _NOBLOCK, False)
+        if look is not None:
+            look(frame)
+        frames.append(frame.bytes if len(frame) < VIEW_BYTES_MIN else _view(frame))
+        while frame.more:
             frame = _recv(socket, _NOBLOCK, False)
-            if look is not None:
-                look(frame)
-                look = None
-            more = frame.more
             frames.append(frame.bytes if len(frame) < VIEW_BYTES_MIN else _view(frame))
     except MemoryError:
         while socket.get(zmq.RCVMORE):

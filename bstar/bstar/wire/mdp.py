@@ -106,8 +106,8 @@ class Mdp:
         if size < 2:
             raise _invalid("worker-frames", "a worker's message has a command frame")
         command = frames[at + 1]
-        if command in (self._w_final, self._w_partial):
-            body = _reply_body(frames, at)
+        if command == self._w_final or command == self._w_partial:  # noqa: PLR1714 - a tuple costs 0.03 µs
+            body = frames[at + 4 :] if size > 4 and not frames[at + 3] else _lax_body(frames, at)
             if body is None:
                 shape = self._shape(self.worker, command)
                 raise _invalid("worker-frames", f"a reply is {shape} [client] [] [body…]")
@@ -259,7 +259,7 @@ def _read(address: bytes) -> bytes:
     """The client that a worker's reply names. A frame of a large message is a view."""
     if address[:4] != _HEX or len(address) > _HEX_BYTES_MAX:
         return address
-    return _read_digits(bytes(address))
+    return _read_digits(address)
 
 
 @lru_cache(_ADDRESSES_MAX)
@@ -270,14 +270,12 @@ def _read_digits(address: bytes) -> bytes:
         return address
 
 
-def _reply_body(frames: Frames, at: int) -> Frames | None:
-    """The body of ``[header] [command] [client] [] [body…]``, the header at ``at``; None if it has none.
+def _lax_body(frames: Frames, at: int) -> Frames | None:
+    """The body of ``[header] [command] [client] [body…]``, the header at ``at``; None if it has none.
 
     A published worker leaves the empty frame out. That is read as well if no frame is empty: then none of
     them can be the one that is missing, or end a longer address.
     """
-    if len(frames) > at + 4 and not frames[at + 3]:
-        return frames[at + 4 :]
     body = frames[at + 3 :]
     return body if body and frames[at + 2] and all(body) else None
 
