@@ -10,11 +10,13 @@ import itertools
 
 import pytest
 
-from support.brokers import Broker
+from support import memory_broker
+from support.memory_broker import MemoryBroker
 from support.rawpeers import Client01, Client02, Peers, ReqClient01, ReqClient02, Worker01, Worker02
 
-pytestmark = pytest.mark.loopback
 requirement = pytest.mark.requirement
+broker, mortal = memory_broker.broker, memory_broker.mortal
+tight, tight_peers = memory_broker.tight, memory_broker.tight_peers
 
 AnyClient = Client01 | Client02 | ReqClient01 | ReqClient02
 AnyWorker = Worker01 | Worker02
@@ -95,7 +97,9 @@ def test_partials_for_a_0_1_client_become_one_reply(
     assert client.recv() == last_reply(client_kind, service, b"alone")
 
 
-def test_buffered_partials_are_counted_as_life(mortal: Broker, mortal_peers: Peers, service: bytes) -> None:
+def test_buffered_partials_are_counted_as_life(
+    mortal: MemoryBroker, mortal_peers: Peers, service: bytes
+) -> None:
     peers = mortal_peers
     client, worker = peers.client01(), peers.worker02(service)
     client.request(service, b"hi")
@@ -124,7 +128,7 @@ def test_a_request_whose_partials_nobody_has_seen_is_run_again_from_the_start(
     assert client.recv() == last_reply("req-0.1", service, b"from the second worker", b"end")
 
 
-def test_the_buffer_for_partials_is_bounded(tight: Broker, tight_peers: Peers, service: bytes) -> None:
+def test_the_buffer_for_partials_is_bounded(tight: MemoryBroker, tight_peers: Peers, service: bytes) -> None:
     peers = tight_peers
     client, worker = peers.client01(), peers.worker02(service)
     client.request(service, b"too much")

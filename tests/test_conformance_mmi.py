@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from bstar.settings import RoleName
-from support.brokers import Broker, lone_broker
+from bstar.star import Role
+from support import memory_broker
+from support.brokers import STEADY
+from support.memory_broker import MemoryBroker
 from support.rawpeers import EMPTY, Peers, Worker01, Worker02
 
-pytestmark = pytest.mark.loopback
 requirement = pytest.mark.requirement
+broker, mortal = memory_broker.broker, memory_broker.mortal
 
 
 def ask01(peers: Peers, name: bytes, *body: bytes) -> list[bytes]:
@@ -123,7 +124,7 @@ def test_a_queued_request_alone_is_no_service(peers: Peers, service: bytes, ask:
 @requirement("MMI-B-05")
 @pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
 def test_an_expired_worker_is_no_service(
-    mortal: Broker, mortal_peers: Peers, service: bytes, ask: Ask, *, is_busy: bool
+    mortal: MemoryBroker, mortal_peers: Peers, service: bytes, ask: Ask, *, is_busy: bool
 ) -> None:
     peers = mortal_peers
     worker, client = peers.worker01(service), peers.client01()
@@ -221,11 +222,10 @@ def test_asking_for_a_service_does_not_create_it(peers: Peers, service: bytes) -
 
 
 @requirement("MMI-B-06")
-@pytest.mark.parametrize("role", ["primary", "backup"])
-def test_a_node_that_may_not_serve_answers_all_the_same_and_is_not_voted_active(
-    tmp_path: Path, role: RoleName
-) -> None:
-    with lone_broker(tmp_path, role=role, activate=False) as broker, broker.peers() as peers:
+@pytest.mark.parametrize("role", list(Role))
+def test_a_node_that_may_not_serve_answers_all_the_same_and_is_not_voted_active(role: Role) -> None:
+    broker = MemoryBroker(STEADY, role, activate=False)
+    with broker.peers() as peers:
         worker = peers.worker01(b"echo")
         worker.await_heartbeat()
         # Long after the failover timeout, when a request for work would be a vote.
@@ -237,4 +237,4 @@ def test_a_node_that_may_not_serve_answers_all_the_same_and_is_not_voted_active(
             for name in (b"mmi.services", b"mmi.workers", b"mmi.state"):
                 assert ask(peers, name, b"")[0] == b"200"
         state = json.loads(ask01(peers, b"mmi.state", b"")[1])["pair"]
-        assert (state["state"], state["is_active"], state["votes"]) == (role.upper(), False, 0)
+        assert (state["state"], state["is_active"], state["votes"]) == (role.name, False, 0)

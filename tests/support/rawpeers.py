@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import zmq
 from typing_extensions import override
@@ -53,12 +53,19 @@ class Peers:
     """The peers of one test. Closing it closes every socket and ends the context."""
 
     def __init__(
-        self, endpoint: str, *, heartbeat_interval_s: float, on_trouble: Callable[[], str] = lambda: ""
+        self,
+        endpoint: str,
+        *,
+        heartbeat_interval_s: float,
+        on_trouble: Callable[[], str] = lambda: "",
+        context: Any = None,
+        clock: Any = time,
     ) -> None:
         self.endpoint = endpoint
         self.heartbeat_interval_s = heartbeat_interval_s
         self.on_trouble = on_trouble
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.clock = clock
+        self.context = context or zmq.Context()
         self._peers: list[Peer] = []
         self._raw: list[ZmtpPeer] = []
         self._next_beat_at = 0.0
@@ -159,7 +166,7 @@ class Peers:
 
     def attend(self) -> None:
         """Do what the workers do by themselves: heartbeats, and answers where one has been fixed."""
-        now = time.monotonic()
+        now = self.clock.monotonic()
         is_due = now >= self._next_beat_at
         if is_due:
             # Twice as often as agreed: what a test measures is the broker's patience, not ours.
@@ -173,16 +180,16 @@ class Peers:
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass while the living workers go on living."""
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
+        until = self.clock.monotonic() + seconds
+        while (left := until - self.clock.monotonic()) > 0:
             self.attend()
-            time.sleep(min(SLICE_S, left))
+            self.clock.sleep(min(SLICE_S, left))
 
     def wait_until(self, happened: Callable[[], bool], what: str, *, timeout_s: float = WAIT_S) -> None:
         """Wait for something that is observed by asking, while the living workers go on living."""
-        until = time.monotonic() + timeout_s
+        until = self.clock.monotonic() + timeout_s
         while not happened():
-            if time.monotonic() > until:
+            if self.clock.monotonic() > until:
                 raise NothingArrivedError(f"not within {timeout_s} s: {what}\n{self.on_trouble()}")
             self.pass_time(SLICE_S)
 
@@ -228,10 +235,10 @@ class Peer:
 
     def try_recv(self, timeout_s: float = 0.0) -> list[bytes] | None:
         """Receive the next message, or None when none comes in time."""
-        until = time.monotonic() + timeout_s
+        until = self.peers.clock.monotonic() + timeout_s
         while True:
             self.peers.attend()
-            left = until - time.monotonic()
+            left = until - self.peers.clock.monotonic()
             if self.socket.poll(int(max(0.0, min(SLICE_S, left)) * 1000)):
                 # A REQ socket throws a reply that does not fit away only now, and has then nothing to give.
                 with contextlib.suppress(zmq.Again):
@@ -241,9 +248,11 @@ class Peer:
 
     def collect(self, seconds: float | None = None) -> list[list[bytes]]:
         """Everything that arrives in so much time; two heartbeat intervals if nothing else is said."""
-        until = time.monotonic() + (2 * self.peers.heartbeat_interval_s if seconds is None else seconds)
+        until = self.peers.clock.monotonic() + (
+            2 * self.peers.heartbeat_interval_s if seconds is None else seconds
+        )
         messages = []
-        while (left := until - time.monotonic()) > 0:
+        while (left := until - self.peers.clock.monotonic()) > 0:
             frames = self.try_recv(left)
             if frames is not None:
                 messages.append(frames)
@@ -359,9 +368,9 @@ class Worker(Peer):
 
     def next_command(self, timeout_s: float = WAIT_S) -> list[bytes]:
         """Receive the next message that is no heartbeat."""
-        until = time.monotonic() + timeout_s
+        until = self.peers.clock.monotonic() + timeout_s
         while True:
-            frames = self.recv(max(0.0, until - time.monotonic()))
+            frames = self.recv(max(0.0, until - self.peers.clock.monotonic()))
             if frames != self.command(self.HEARTBEAT):
                 return frames
 

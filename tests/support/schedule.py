@@ -63,8 +63,6 @@ _LONG = (
     "store_power",
     "load",
     "journal_loopback",
-    "conformance_mdp01",
-    "conformance_mdp02",
     "flood",
     "pzq",
     "durable_demo",
