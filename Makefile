@@ -111,9 +111,8 @@ bench-peers: $(TOOLS) ## beside NATS and RabbitMQ, which it installs (Debian, ro
 	@PYTHONPATH=benchmarks $(BIN)/python -m peers$(if $(DURABLE),.durable) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(WINDOWS),--windows $(WINDOWS)) \
 	  $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SIZE),--size $(SIZE)) $(if $(ONLY),--only $(ONLY))
 
-bench-pipeline: $(JAVA) $(TOOLS) ## the pipeline on Spark beside DuckDB, 5 and 50 million requests, 35 minutes; or MILLIONS=1,2, MEMORY=2, CORES=2
-	@PYTHONPATH=benchmarks:tests $(BIN)/python -m pipeline $(if $(MILLIONS),--millions $(MILLIONS)) \
-	  $(if $(MEMORY),--memory $(MEMORY)) $(if $(CORES),--cores $(CORES))
+bench-pipeline: $(JAVA) $(TOOLS) ## the pipeline on Spark and without, beside DuckDB by hand, half an hour; or REQUESTS=13e3,1e6, CORES=2
+	@PYTHONPATH=benchmarks:tests $(BIN)/python -m pipeline $(if $(REQUESTS),--requests $(REQUESTS)) $(if $(CORES),--cores $(CORES))
 
 docs: $(TOOLS) ## write the generated files anew (sample configurations, diagrams, tables), and a site of the pages with a search
 	@PYTHONPATH=tools $(BIN)/python -m pages --write

@@ -86,6 +86,25 @@ def test_a_connect_server_that_is_started_here_is_as_quiet_as_a_driver_and_anoth
     assert ("spark.log.level" in console._settings(None, remote)) is is_here
 
 
+@pytest.mark.parametrize(
+    ("master", "remote", "is_compiled"),
+    [
+        (None, None, False),
+        ("local[2]", None, False),
+        (None, "local[2]", False),
+        ("spark://h:1", None, True),
+        ("yarn", None, True),
+        (None, "sc://h:1", True),
+    ],
+)
+def test_for_little_a_driver_here_compiles_no_plan_and_a_cluster_does(
+    master: str | None, remote: str | None, is_compiled: bool
+) -> None:
+    of_little = session._defaults(master, remote, True)
+    assert ("spark.sql.codegen.wholeStage" not in of_little) is is_compiled
+    assert "spark.sql.codegen.wholeStage" not in session._defaults(master, remote, False)
+
+
 @pytest.mark.spark
 def test_a_session_counts_days_in_utc(spark: "SparkSession") -> None:
     row = spark.sql("SELECT CAST(timestamp_micros(86399999999) AS STRING) AS t").collect()[0]

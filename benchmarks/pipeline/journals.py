@@ -39,7 +39,10 @@ class _Line(NamedTuple):
 
 
 def write(folder: Path, requests: int, *, pairs: int, rate: float) -> int:
-    """Write ``folder/journal``, about so many requests, ``rate`` a second at each pair. How many records."""
+    """Write ``folder/journal``: about so many requests, ``rate`` a second at each pair. How many records.
+
+    Nodes, clients and workers keep journals, so a request has three.
+    """
     (folder / JOURNAL).mkdir(parents=True)
     with ProcessPoolExecutor(pairs, get_context("spawn")) as pool:
         tasks = [pool.submit(_pair, folder, number, requests // pairs, rate) for number in range(pairs)]
@@ -55,7 +58,6 @@ def _pair(folder: Path, number: int, requests: int, rate: float) -> int:
         workers=16,
         clients=100,
         calls_per_s=rate,
-        keepers=frozenset(),
         segment_bytes=1 << 30,
         incidents=(Incident("crash", 35.0, 5.0), Incident("handover", 50.0, 0.0)),
     )
@@ -69,21 +71,26 @@ def _pair(folder: Path, number: int, requests: int, rate: float) -> int:
     numbers: dict[bytes, list[int]] = {}
     for line in (line for run in runs.values() for line in run if line.client and line.at in _CALM_US):
         numbers.setdefault(line.client, []).append(line.number)
-    calm = sum(map(len, numbers.values()))
-    once = sum(bool(line.client) for run in runs.values() for line in run)
+    of_nodes = [line.at in _CALM_US for run in runs.values() for line in run if _is_request(line)]
+    calm, once = sum(of_nodes), len(of_nodes)
     times = 1 + max(0, -(-(requests - once) // calm))
     # By how much the numbers of a client grow each time.
     growth = {client: max(each) - min(each) + 1 for client, each in numbers.items()}
     return sum(_write(folder / JOURNAL, name, _repeated(run, times, growth)) for name, run in runs.items())
 
 
+def _is_request(line: _Line) -> bool:
+    """Whether a node recorded it: clients and workers have records of the same request."""
+    return line.text.startswith(b'{"kind":"request"')
+
+
 def _line(line: bytes) -> _Line:
     stamp, request = _STAMP.search(line), _REQUEST.search(line)
     assert stamp is not None
-    text = line.replace(b"%", b"%%").replace(stamp[0], b'"seq":%d,"at":%d,"mono":%d', 1)
+    text = line.replace(b"%", b"%%").replace(stamp[0], b'"seq":%(seq)d,"at":%(at)d,"mono":%(mono)d', 1)
     if request is None:
         return _Line(text, int(stamp[1]), int(stamp[2]), b"", 0)
-    text = text.replace(request[0], b'"client":"%b","number":%%d' % request[1], 1)
+    text = text.replace(request[0], b'"client":"%b","number":%%(number)d' % request[1], 1)
     return _Line(text, int(stamp[1]), int(stamp[2]), request[1], int(request[2]))
 
 
@@ -100,10 +107,10 @@ def _repeated(run: list[_Line], times: int, growth: dict[bytes, int]) -> Iterato
 
 
 def _maker(line: _Line, later_us: int, more: int) -> Callable[[int], bytes]:
-    text, at, mono, client, number = line
-    if not client:
-        return lambda seq: text % (seq, at + later_us, mono + later_us)
-    return lambda seq: text % (seq, at + later_us, mono + later_us, number + more)
+    text, at, mono, _, number = line
+    # By name: kinds have these fields in different orders.
+    values = {b"at": at + later_us, b"mono": mono + later_us, b"number": number + more}
+    return lambda seq: text % {b"seq": seq, **values}
 
 
 def _write(folder: Path, name: str, lines: Iterator[Callable[[int], bytes]]) -> int:

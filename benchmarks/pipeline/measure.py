@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _SAMPLE_S = 0.2
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -28,7 +29,7 @@ class Cost:
     wall_s: float
     cpu_s: float
     peak_bytes: int
-    told: dict[str, float]
+    told: dict[str, Any]
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], log: Path) -> Cost:

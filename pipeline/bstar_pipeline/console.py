@@ -48,6 +48,7 @@ def session(
     master: str | None = None,
     remote: str | None = None,
     settings: Mapping[str, str] | None = None,
+    is_small: bool = False,
 ) -> Iterator[SparkSession]:
     """As ``open_session`` for the time of the block; a session that there was already is used, and stays.
 
@@ -63,7 +64,9 @@ def session(
             return
         chosen = _settings(master, remote)
         with _without_noise():
-            spark = open_session(app, master=master, remote=remote, settings={**chosen, **(settings or {})})
+            spark = open_session(
+                app, master=master, remote=remote, settings={**chosen, **(settings or {})}, is_small=is_small
+            )
         try:
             yield spark
         finally:

@@ -16,6 +16,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from bstar.errors import ConfigurationError
+from bstar_pipeline.amounts import SMALL, SMALL_JVM
 from bstar_pipeline.memory import octets_here
 
 JAVA_MIN = 17
@@ -90,6 +91,7 @@ def open_session(
     master: str | None = None,
     remote: str | None = None,
     settings: Mapping[str, str] | None = None,
+    is_small: bool = False,
 ) -> SparkSession:
     """A session, the one there is already if there is one.
 
@@ -99,10 +101,10 @@ def open_session(
 
     ``master`` as spark-submit takes it ("local[4]", "spark://host:7077", "yarn"); None: what spark-submit or
     the configuration says, else all cores of this machine. ``remote``: a Spark Connect address ("sc://host",
-    or "local[2]", which starts a server of its own). ``settings`` override everything.
+    or "local[2]", which starts a server of its own). ``settings`` override everything. ``is_small``: there is
+    little to read; SPARK_SUBMIT_OPTS says otherwise about the JVM.
     """
     builder = SparkSession.builder.appName(app)
-    defaults = _SETTINGS
     if remote is not None:
         if master is not None:
             raise ConfigurationError("a session is either of a master or of a remote server, not of both")
@@ -113,12 +115,11 @@ def open_session(
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         # A default that gives way to everything else that can say it.
         os.environ.setdefault("SPARK_DRIVER_MEMORY", f"{_driver_memory() >> 20}m")
-        defaults = _SETTINGS | _DRIVER_SETTINGS
-        if remote is not None:
-            defaults |= {_PARTITIONS: str(_LOCAL_PARTITIONS)}
+        if is_small:
+            os.environ.setdefault("SPARK_SUBMIT_OPTS", SMALL_JVM)
     if master is not None:
         builder = builder.master(master)
-    for key, value in {**defaults, **(settings or {})}.items():
+    for key, value in {**_defaults(master, remote, is_small), **(settings or {})}.items():
         builder = builder.config(key, value)
     with warnings.catch_warnings():
         if remote is not None and starts_driver(remote):
@@ -131,6 +132,16 @@ def open_session(
         if is_local and not conf.contains(_PARTITIONS):
             session.conf.set(_PARTITIONS, str(_LOCAL_PARTITIONS))
     return session
+
+
+def _defaults(master: str | None, remote: str | None, is_small: bool) -> dict[str, str]:
+    """What holds unless the settings of a session say otherwise."""
+    if not starts_driver(remote):
+        return _SETTINGS
+    if is_small and (remote or master or "local").startswith("local"):
+        return _SETTINGS | _DRIVER_SETTINGS | SMALL
+    partitions = {} if remote is None else {_PARTITIONS: str(_LOCAL_PARTITIONS)}
+    return _SETTINGS | _DRIVER_SETTINGS | partitions
 
 
 def _driver_memory() -> int:

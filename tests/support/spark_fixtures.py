@@ -13,35 +13,21 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bstar.errors import ConfigurationError
+from bstar_pipeline.amounts import SMALL, SMALL_JVM
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Tests are over before the optimizing compiler would pay: half the processor time. Verifying the bytecode of
-# Spark's classes is three tenths of starting a session.
-JVM_OPTIONS = (
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-)
+# Verifying the bytecode of Spark's classes is three tenths of starting a session.
+JVM_OPTIONS = f"{SMALL_JVM} -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 SETTINGS = {
+    **SMALL,
     "spark.ui.enabled": "false",
-    # What adaptive execution comes to with so little data, in one step.
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.partitions": "1",
-    # One task reads all files of a table. More would write as many files of each partition, with 70 columns
-    # each, for the next query to open. The test of the cluster has two.
-    "spark.sql.files.openCostInBytes": "4096",
-    "spark.sql.files.minPartitionNum": "1",
-    # The driver lists directories: a job of 40 tasks takes longer.
-    "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.log.level": "ERROR",
     "spark.driver.extraJavaOptions": JVM_OPTIONS,
     "spark.driver.memory": "1g",
-    # And before code made for each query does: two fifths of what is left. Plans are the same, and the test
-    # of Spark Connect runs them as users do: with such code and with adaptive execution.
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 """For small data on a small machine that nobody else should reach."""
 

@@ -96,7 +96,14 @@ class SparkOptions:
                 raise told from error
             name = f"bstar pipeline {what}"
             if is_for_spark:
-                opened = session(name, master=self.master, remote=self.remote, settings=settings)
+                found = amount()
+                opened = session(
+                    name,
+                    master=self.master,
+                    remote=self.remote,
+                    settings=settings,
+                    is_small=found is not None and found.is_little,
+                )
             else:
                 opened = local_session(name)
             try:
