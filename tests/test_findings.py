@@ -13,15 +13,7 @@ import pytest
 import yaml
 
 from bstar_broker.core import findings
-from bstar_broker.core.findings import (
-    ELSEWHERE,
-    FINDINGS_MAX,
-    NODE,
-    SERVICE,
-    Findings,
-    NodeEntry,
-    ServiceEntry,
-)
+from bstar_broker.core.findings import ELSEWHERE, FINDINGS_MAX, NODE, SERVICE, Entry, Findings
 from bstar_broker.core.snapshot import Finding, HttpState, JournalState, NodeState, QuorumState, SecurityState
 from bstar_cli import exits
 from bstar_cli.diagnosis import Reason, Seen, find_troubles, judge
@@ -36,7 +28,7 @@ RULES: dict[str, dict[str, Any]] = {
     for rule in group["rules"]
     if "alert" in rule
 }
-ENTRIES: list[NodeEntry | ServiceEntry] = [*NODE, *SERVICE]
+ENTRIES: list[Entry[Any]] = [*NODE, *SERVICE]
 SERVING: dict[str, Any] = {"role": "primary", "state": "ACTIVE", "is_active": True, "peer_state": "PASSIVE"}
 
 
@@ -92,13 +84,12 @@ def test_each_alert_has_a_finding_or_a_reason_why_a_node_cannot_know_it() -> Non
 
 
 @pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry.alert], ids=lambda entry: entry.alert)
-def test_a_finding_is_as_severe_as_its_alert_and_no_later(entry: NodeEntry | ServiceEntry) -> None:
+def test_a_finding_is_as_severe_as_its_alert_and_no_later(entry: Entry[Any]) -> None:
     rule = RULES[entry.alert]
     assert entry.severity == rule["labels"]["severity"]
-    if isinstance(entry, NodeEntry):
-        seconds = {"": 1, "s": 1, "m": 60, "h": 3600}
-        number, unit = re.fullmatch(r"(\d+)([smh])", rule.get("for", "0s")).groups()  # type: ignore[union-attr]
-        assert entry.after_s <= int(number) * seconds[unit]
+    seconds = {"": 1, "s": 1, "m": 60, "h": 3600}
+    number, unit = re.fullmatch(r"(\d+)([smh])", rule.get("for", "0s")).groups()  # type: ignore[union-attr]
+    assert entry.after_s <= int(number) * seconds[unit]
 
 
 def test_the_thresholds_are_those_of_the_alerts() -> None:

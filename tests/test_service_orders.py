@@ -14,8 +14,8 @@ from bstar_broker.core.mailbox import STORE
 from bstar_broker.core.management import broker_state
 from bstar_broker.core.records import ServiceRecord
 from bstar_broker.journal.node_journal import NodeJournal
-from bstar_cli.trouble import ServiceView, signs
 from support.desk import Desk, heard, ident, sent
+from support.node_states import looked, node_state, service_state
 from support.pairs import standing_pair
 from test_switchover import run_command
 
@@ -149,10 +149,11 @@ def test_the_state_tells_who_paused_and_for_how_long(desk: Desk) -> None:
 
 
 def test_a_paused_service_is_in_trouble_and_its_wait_is_no_second_sign() -> None:
-    view = ServiceView("echo", 1, 1, 0, 3, 0, oldest_waiting_s=99.0, pause_why=WHY, paused_for_s=90.0)
-    ((_, sign, why),) = signs([view])
-    assert sign == "paused"
-    assert why == f"paused for 90 s more by {WHY}; 3 requests waiting: bstar service resume ends that"
+    waits = {"workers": 1, "idle": 1, "queued": 3, "oldest_waiting_s": 99.0}
+    echo = service_state("echo", pause_why=WHY, paused_for_s=90.0, **waits)
+    [found] = looked(node_state(echo, state="ACTIVE", is_active=True)).findings or []
+    assert found.name == "paused"
+    assert str(found) == f"paused for 90 s more by {WHY}; 3 requests waiting: bstar service resume ends that"
 
 
 # --- purge --------------------------------------------------------------------------------------------------

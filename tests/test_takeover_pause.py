@@ -38,8 +38,7 @@ from bstar.wire.peer import PAUSE_WHY_CHARS_MAX, PeerState, decode, encode
 from bstar_broker.core.readiness import readiness, why_role_stays
 from bstar_broker.core.snapshot import Standing
 from bstar_cli.diagnosis import Reason, Seen, judge
-from bstar_cli.views import NodeView
-from support.node_states import node_state
+from support.node_states import looked, node_state
 from support.pairs import Pair, standing_pair
 
 LONG_S = 600.0
@@ -237,14 +236,12 @@ def test_the_status_says_who_paused_and_why() -> None:
         node_state(role="primary", state="ACTIVE", is_active=True, peer_state="PASSIVE", **PAUSED),
         node_state(**PAUSED),
     ]
-    seen = [
-        Seen(f"tcp://{n}", msgspec.convert(msgspec.to_builtins(s), NodeView)) for n, s in enumerate(states)
-    ]
+    seen = [Seen(f"tcp://{n}", looked(state)) for n, state in enumerate(states)]
     verdict = judge(seen)
     assert verdict.reason is Reason.PAUSED
     assert verdict.why == (
-        "the primary serves, but takeovers are paused for 29 min more (ann@c1: new switch), so no node takes "
-        "over by itself; bstar resume ends that"
+        "the primary serves, but the primary says: takeovers are paused for 29 min more "
+        "(ann@c1: new switch): bstar resume ends that"
     )
     assert why_role_stays(states[0], is_if_healthy=False) == "takeovers are paused: bstar resume first"
 
@@ -255,7 +252,7 @@ def test_a_node_that_the_pause_holds_back_is_not_ready() -> None:
     assert not held.readiness.is_ready
     beside_a_living_peer = node_state(is_held=True, **PAUSED)
     assert readiness(beside_a_living_peer.pair, is_draining=False).reason is Standing.STANDS_BY
-    verdict = judge([Seen("tcp://b", msgspec.convert(msgspec.to_builtins(held), NodeView))])
+    verdict = judge([Seen("tcp://b", looked(held))])
     assert verdict.reason is Reason.HELD
 
 

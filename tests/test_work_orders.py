@@ -20,11 +20,11 @@ from bstar_broker.core import BrokerSettings, Node
 from bstar_broker.core.management import broker_state, worker_state
 from bstar_broker.core.outputs import Send
 from bstar_broker.core.records import Accepted, WorkerRecord, peer_label
-from bstar_broker.core.snapshot import RequestState
+from bstar_broker.core.snapshot import Finding, RequestState
 from bstar_broker.journal.node_journal import NodeJournal
 from bstar_broker.operate.orders import Operator, Workers
-from bstar_cli.trouble import ServiceView, signs
 from support.desk import Desk, heard, ident, sent
+from support.node_states import looked, node_state, service_state
 from support.pairs import standing_pair
 from test_service_orders import errors
 from test_switchover import run_command, word
@@ -150,10 +150,14 @@ def test_listings_tell_who_drains_it(desk: Desk) -> None:
 
 
 def test_a_service_whose_workers_are_all_drained_is_in_trouble() -> None:
-    assert list(signs([ServiceView("echo", 2, 1, 0, 0, 0, drained=1)])) == []
-    ((_, sign, why),) = signs([ServiceView("echo", 2, 0, 0, 3, 0, drained=2)])
-    assert sign == "paused"
-    assert why == "all 2 workers are drained; 3 requests waiting: bstar workers resume ends that"
+    def found(**changes: int) -> list[Finding]:
+        echo = service_state("echo", workers=2, **changes)
+        return looked(node_state(echo, state="ACTIVE", is_active=True)).findings or []
+
+    assert found(idle=1, drained=1) == []
+    [each] = found(queued=3, drained=2)
+    assert each.name == "paused"
+    assert str(each) == "all 2 workers are drained; 3 requests waiting: bstar workers resume ends that"
 
 
 # --- find ---------------------------------------------------------------------------------------------------

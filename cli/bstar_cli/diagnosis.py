@@ -13,10 +13,8 @@ from typing import Self
 import msgspec
 
 from bstar.fleet import Fleet
-from bstar_broker.core.snapshot import Finding
+from bstar_broker.core.snapshot import Finding, NodeState, PairState
 from bstar_cli import exits
-from bstar_cli.trouble import Trouble, signs, troubles
-from bstar_cli.views import NodeView, PairView
 from bstar_client.calls.status import NodeReport
 from bstar_client.links.endpoint_probe import is_elsewhere
 
@@ -96,22 +94,24 @@ _STANDINGS = {
 
 # The peer of a broker alone is silent for ever; a silent peer of a pair is a verdict of its own.
 _PEER_SILENT = "peer-silent"
+# A finding about a node is the reason of its name, or this one; any other is trouble of the node.
+_OF_FINDING = {reason.value: reason for reason in Reason} | {"takeovers-paused": Reason.PAUSED}
 
 
 class Seen(msgspec.Struct, frozen=True):
     """One endpoint and what was seen there: a node's view, or None and ``error`` says why not."""
 
     endpoint: str
-    view: NodeView | None = None
+    view: NodeState | None = None
     error: str | None = None
     is_denied: bool = False
 
     @property
-    def reason(self) -> str | None:
-        """The node's own word for how it stands; None if it has none, being of an earlier release."""
+    def reason(self) -> str:
+        """The node's own word for how it stands."""
         if self.view is None:
             return "not-allowed" if self.is_denied else "no-answer"
-        return self.view.readiness.reason if self.view.readiness is not None else None
+        return self.view.readiness.reason
 
     @classmethod
     def of(cls, report: NodeReport) -> "Seen":
@@ -119,7 +119,7 @@ class Seen(msgspec.Struct, frozen=True):
         if report.state is None:
             return cls(report.endpoint, None, report.error, report.is_denied)
         try:
-            return cls(report.endpoint, msgspec.convert(report.state, NodeView))
+            return cls(report.endpoint, msgspec.convert(report.state, NodeState))
         except msgspec.ValidationError:
             text = "the node's answer is not what this version of bstar understands"
             return cls(report.endpoint, None, text)
@@ -136,6 +136,18 @@ class Verdict(msgspec.Struct, frozen=True):
     def of(cls, reason: Reason, why: str) -> "Verdict":
         """The verdict for a reason."""
         return cls(reason.code, reason, why)
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """One service of one pair, and what a node found: a finding's name and what it says."""
+
+    service: str
+    pair: str
+    sign: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.service}: {self.why}"
 
 
 class Stray(msgspec.Struct, frozen=True):
@@ -184,12 +196,13 @@ def judge(nodes: Sequence[Seen], name: str | None = None) -> Verdict:
     return verdict
 
 
-def _judge_active(nodes: Sequence[Seen], active: PairView) -> Verdict:
+def _judge_active(nodes: Sequence[Seen], active: PairState) -> Verdict:
     """One node says that it serves."""
     serves = f"the {active.role} serves"
     silent = " and ".join(seen.endpoint for seen in nodes if seen.view is None)
     views = [seen.view for seen in nodes if seen.view is not None]
     pairs = [view.pair for view in views]
+    found = [each for each in node_findings(views) if each[1].name != _PEER_SILENT]
     if silent and active.is_peer_fresh:
         text = (
             f"{serves} and hears its peer {active.peer_state}, but {silent} does not answer this command: "
@@ -199,8 +212,7 @@ def _judge_active(nodes: Sequence[Seen], active: PairView) -> Verdict:
     if silent:
         text = f"{serves} and does not hear its peer, and {silent} does not answer: start that node"
         # Durable requests may wait for that node. What a restart of both nodes needs is said as well.
-        beside = (*(text for _, text in _store_complaints(views)), *_unsaved(pairs), *_broken_files(views))
-        return Verdict.of(Reason.NODE_DOWN, "; ".join((text, *beside)))
+        return Verdict.of(Reason.NODE_DOWN, "; ".join((text, *map(_said, found))))
     for pair in pairs:
         if pair.drained_why:
             text = f"{serves}, and the {pair.role} is drained ({pair.drained_why}), so no node stands by"
@@ -211,107 +223,21 @@ def _judge_active(nodes: Sequence[Seen], active: PairView) -> Verdict:
             f"{serves}, but the nodes do not hear each other (deaf: {' and '.join(deaf)}): mend the link "
             "between their state endpoints"
         )
-        return Verdict.of(Reason.PEERS_APART, "; ".join((text, *_broken_files(views))))
-    for pair in pairs:
-        clients = pair.clients_cut_off + pair.clients_cut_off_unserved
-        if clients:
-            text = (
-                f"{serves}, but {clients} clients have reached only the {pair.role} for "
-                f"{pair.clients_cut_off_s:.1f} s ({pair.clients_cut_off} ask for what workers offer there): "
-                "mend their way to the active node, or stop it so that the role moves"
-            )
-            return Verdict.of(Reason.CLIENTS_CUT_OFF, text)
-    for reason, trouble in _troubles_of_nodes(views):
-        return Verdict.of(reason, f"{serves}, but {trouble}")
-    for role, finding in node_findings(views):
-        if finding.name != _PEER_SILENT:
-            return Verdict.of(Reason.NODE_TROUBLE, f"{serves}, but the {role} says: {finding}")
+        return Verdict.of(Reason.PEERS_APART, "; ".join((text, *map(_said, found))))
+    if found:
+        reason = _OF_FINDING.get(found[0][1].name, Reason.NODE_TROUBLE)
+        return Verdict.of(reason, f"{serves}, but {_said(found[0])}")
     return Verdict.of(Reason.SERVED, serves)
 
 
-def _troubles_of_nodes(views: Sequence[NodeView]) -> Iterator[tuple[Reason, str]]:
-    """What is wrong with nodes that hear each other, the worst first."""
-    pairs = [view.pair for view in views]
-    unheard = [pair.role for pair in pairs if pair.quorum and not pair.quorum.is_arbiter_heard]
-    if unheard:
-        text = f"the arbiter does not answer the {' and the '.join(unheard)}: start the arbiter"
-        yield Reason.ARBITER_SILENT, text
-    for unsaved in _unsaved(pairs):
-        yield Reason.EPOCH_UNSAVED, unsaved
-    yield from _store_complaints(views)
-    for broken in _broken_files(views):
-        yield Reason.SECURITY_FILES_BROKEN, broken
-    short = [view.pair.role for view in views if view.loop is not None and view.loop.is_short_of_descriptors]
-    if short:
-        text = (
-            f"the {' and the '.join(short)} lets no new connections in: its process has used nearly all "
-            "descriptors that it may have; raise the limit, or find out who connects so often"
-        )
-        yield Reason.DESCRIPTORS_SHORT, text
-    paused = max(pairs, key=lambda pair: pair.paused_for_s)
-    if paused.paused_for_s:
-        text = (
-            f"takeovers are paused for {paused.paused_for_s / 60:.0f} min more ({paused.pause_why}), so no "
-            "node takes over by itself; bstar resume ends that"
-        )
-        yield Reason.PAUSED, text
-    for apart in filter(None, (pair.fronts_apart for pair in pairs)):
-        yield Reason.FRONTS_APART, apart
+def _said(found: tuple[str, Finding]) -> str:
+    return f"the {found[0]} says: {found[1]}"
 
 
-def node_findings(views: Sequence[NodeView]) -> Iterator[tuple[str, Finding]]:
+def node_findings(views: Sequence[NodeState]) -> Iterator[tuple[str, Finding]]:
     """What nodes found about themselves, the worst first."""
     found = [(view.pair.role, each) for view in views for each in view.findings or () if not each.service]
     yield from sorted(found, key=lambda each: each[1].severity != "critical")
-
-
-def _unsaved(pairs: Sequence[PairView]) -> list[str]:
-    """Who cannot store its epoch, and what to do."""
-    return [
-        f"the {pair.role} cannot store its epoch ({pair.epoch_error}): make room in its state_dir, or mend "
-        "that disk or folder"
-        for pair in pairs
-        if pair.epoch_error
-    ]
-
-
-def _store_complaints(views: Sequence[NodeView]) -> Iterator[tuple[Reason, str]]:
-    """What is wrong with the durable store, the worst first."""
-    stores = [(view.pair, view.store) for view in views if view.store is not None]
-    for pair, store in stores:
-        if store.disk is not None and store.disk.error:
-            text = f"the disk of the {pair.role}'s store does not work ({store.disk.error}): mend it"
-            yield Reason.STORE_DAMAGED, text
-        elif store.disk is not None and store.disk.damaged:
-            text = (
-                f"the {pair.role}'s store is damaged ({store.disk.damage}): see that the other node runs; "
-                "its copy takes this one's place"
-            )
-            yield Reason.STORE_DAMAGED, text
-    for pair, store in stores:
-        if pair.is_active and not store.is_leading:
-            why = store.trouble or "it is about to begin: look again in a moment"
-            yield Reason.STORE_WAITS, f"the durable store of the {pair.role} does not lead: {why}"
-    for pair, store in stores:
-        if store.is_leading and store.copies < 2:
-            far = (
-                ""
-                if store.catch_up == 1 or not store.is_peer_heard
-                else f" (the other copy has {store.catch_up:.0%} of its way behind it)"
-            )
-            text = (
-                f"durable requests are on the disk of the {pair.role} only{far}: start the other node's store"
-            )
-            yield Reason.STORE_ALONE, text
-
-
-def _broken_files(views: Sequence[NodeView]) -> list[str]:
-    """Who goes on with files that keep it from starting again, and why."""
-    return [
-        f"the {view.pair.role} goes on, and cannot start again before this is mended: {view.security.errors}"
-        for view in views
-        if view.security is not None and view.security.errors
-    ]
 
 
 def _judge_inactive(nodes: Sequence[Seen]) -> Verdict:
@@ -335,11 +261,8 @@ def _judge_inactive(nodes: Sequence[Seen]) -> Verdict:
             "descriptors (its log and bstar_descriptors_short tell)"
         )
         return Verdict.of(Reason.ACTIVE_UNREACHABLE, text)
-    told = "; ".join(
-        f"the {view.pair.role} is {view.pair.state}" + (f": {view.readiness.why}" if view.readiness else "")
-        for view in views
-    )
-    standings = [view.readiness.reason for view in views if view.readiness is not None]
+    told = "; ".join(f"the {view.pair.role} is {view.pair.state}: {view.readiness.why}" for view in views)
+    standings = [view.readiness.reason for view in views]
     standing = next((each for each in _STANDINGS if each in standings), "stands-by")
     reason, advice = _STANDINGS[standing]
     unheard = f"; {silent} does not answer" if silent else ""
@@ -395,22 +318,13 @@ def _spoiled(verdict: Verdict, found: Sequence[Stray | Trouble], reason: Reason,
 
 
 def find_troubles(by_pair: Mapping[str, Sequence[Seen]]) -> list[Trouble]:
-    """The services in trouble: what the nodes found, or what the one that serves them says of them."""
-    return troubles({name: _troubles_of(nodes) for name, nodes in by_pair.items()})
-
-
-def _troubles_of(nodes: Sequence[Seen]) -> list[tuple[str, str, str]]:
-    """Services, words and sentences. The word of the node that serves counts where both have it."""
-    views = [seen.view for seen in nodes if seen.view is not None]
-    rows: list[tuple[str, str, str]] = []
-    for view in sorted(views, key=lambda view: not view.pair.is_active):
-        known = {row[:2] for row in rows}
-        rows += [row for row in _troubles_at(view) if row[:2] not in known]
-    return rows
-
-
-def _troubles_at(view: NodeView) -> Iterator[tuple[str, str, str]]:
-    if view.findings is not None:
-        yield from ((each.service, each.name, str(each)) for each in view.findings if each.service)
-    elif view.pair.is_active:
-        yield from signs((*view.broker.services, *view.broker.past))
+    """The services in trouble, by service and pair. What both nodes found the one that serves says."""
+    found: dict[tuple[str, str, str], Trouble] = {}
+    for pair, nodes in by_pair.items():
+        views = [seen.view for seen in nodes if seen.view is not None]
+        for view in sorted(views, key=lambda view: not view.pair.is_active):
+            for each in view.findings or ():
+                if each.service:
+                    trouble = Trouble(each.service, pair, each.name, str(each))
+                    found.setdefault((each.service, pair, each.name), trouble)
+    return sorted(found.values(), key=lambda each: (each.service, each.pair))

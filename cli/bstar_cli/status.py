@@ -12,10 +12,12 @@ from rich.text import Text
 
 from bstar.base.printable import duration
 from bstar.fleet import Fleet
+from bstar_broker.core.snapshot import NodeState, PairState, StoreState
 from bstar_cli import exits
 from bstar_cli.diagnosis import (
     Seen,
     Stray,
+    Trouble,
     Verdict,
     find_troubles,
     judge,
@@ -28,8 +30,6 @@ from bstar_cli.diagnosis import (
 from bstar_cli.options import Nodes
 from bstar_cli.streams import OutputLostError, forgive_reader
 from bstar_cli.terminal import cell, json_line, print_tables, sentence, table
-from bstar_cli.trouble import Trouble
-from bstar_cli.views import NodeView, PairView, StoreView
 from bstar_client.calls.status import NodeReport, node_states
 
 
@@ -178,7 +178,7 @@ def _titles(fleet: Fleet) -> list[str]:
 
 
 def _nodes_table(
-    names: Sequence[str], reports: Sequence[NodeReport], views: Sequence[NodeView | None]
+    names: Sequence[str], reports: Sequence[NodeReport], views: Sequence[NodeState | None]
 ) -> Table:
     is_fleet = len(set(names)) > 1
     has_arbiter = any(view is not None and view.pair.quorum is not None for view in views)
@@ -212,7 +212,7 @@ def _nodes_table(
     return shown
 
 
-def _arbiter_cell(pair: PairView) -> Text:
+def _arbiter_cell(pair: PairState) -> Text:
     if pair.quorum is None:
         return Text("none", style="red")
     if not pair.quorum.is_arbiter_heard:
@@ -220,7 +220,7 @@ def _arbiter_cell(pair: PairView) -> Text:
     return Text("grants" if pair.quorum.is_arbiter_granting else "answers")
 
 
-def _stores_table(names: Sequence[str], views: Sequence[NodeView | None]) -> Table | None:
+def _stores_table(names: Sequence[str], views: Sequence[NodeState | None]) -> Table | None:
     """The durable store of each node that has one; None if none has."""
     stores = [
         (name, view.pair.role, view.store)
@@ -257,14 +257,14 @@ def _stores_table(names: Sequence[str], views: Sequence[NodeView | None]) -> Tab
     return shown
 
 
-def _lag(store: StoreView) -> str:
+def _lag(store: StoreState) -> str:
     """How far the other copy is: the entries that it lacks, the part of its way, or nothing is known."""
     if not store.is_peer_heard:
         return "-"
     return str(store.lag_entries) if store.catch_up == 1 else f"{store.catch_up:.0%}"
 
 
-def _fronts_table(names: Sequence[str], views: Sequence[NodeView | None]) -> Table | None:
+def _fronts_table(names: Sequence[str], views: Sequence[NodeState | None]) -> Table | None:
     """The fronts of each node; None if none has any."""
     fronts = [
         (front.name, name, view.pair.role, front)
@@ -284,7 +284,7 @@ def _fronts_table(names: Sequence[str], views: Sequence[NodeView | None]) -> Tab
     return shown
 
 
-def _services_table(names: Sequence[str], views: Sequence[NodeView | None]) -> Table | None:
+def _services_table(names: Sequence[str], views: Sequence[NodeState | None]) -> Table | None:
     """The services as the active node of each pair sees them; of several or none, as all nodes do."""
     services = [
         (service.service, name, view.pair.role, service)

@@ -18,11 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from bstar.base.printable import duration
+from bstar_broker.core.snapshot import ServiceState
 from bstar_cli import exits
 from bstar_cli.diagnosis import Seen
 from bstar_cli.options import Nodes, refuse
 from bstar_cli.terminal import cell, print_tables, table
-from bstar_cli.trouble import ServiceView
 from bstar_client.calls.status import node_states
 
 _TIMEOUT_S: Final = 2.0
@@ -67,7 +67,7 @@ class Sample:
 class Row:
     """One service between two samples. A latency is the upper bound of its bucket, None if nothing ended."""
 
-    def __init__(self, service: ServiceView, before: ServiceView | None, elapsed_s: float) -> None:
+    def __init__(self, service: ServiceState, before: ServiceState | None, elapsed_s: float) -> None:
         self.service = service
         # A node that started again counts from 0.
         known = before if before is not None and before.answered <= service.answered else None

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from bstar_broker.core.findings import Findings
 from bstar_broker.core.readiness import readiness
 from bstar_broker.core.records import LATENCY_BOUNDS_S
 from bstar_broker.core.snapshot import (
@@ -137,3 +138,13 @@ def node_state(
         else None,
         store=store,
     )
+
+
+def looked(state: NodeState) -> NodeState:
+    """The state with what its node finds wrong; its loop and its connections are in order."""
+    loop = state.loop
+    if loop is not None and loop.connections is not None:
+        calm = msgspec.structs.replace(loop.connections, networks_held_off=0)
+        loop = msgspec.structs.replace(loop, descriptor_shortages=0, connections=calm)
+    state = msgspec.structs.replace(state, loop=loop)
+    return msgspec.structs.replace(state, findings=Findings().look(state, 0.0))

@@ -10,8 +10,8 @@ of time needs earlier counters, and ``Past`` has them. They begin with the node.
 """
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -45,6 +45,8 @@ _GOOD: Final = "answered"
 _BAD: Final = ("failed", "refused", "expired", "poisoned", "lost")
 # The windows of a service.
 _OF_SERVICE: Final = ("bad", "ended", "workers lost", "poisoned")
+
+State = TypeVar("State", NodeState, ServiceState)
 
 CRITICAL: Final = "critical"
 WARNING: Final = "warning"
@@ -91,26 +93,19 @@ class Past:
         self._growths.pop(key, None)
 
 
-class NodeEntry(NamedTuple):
-    """A finding about the node. ``why`` says what is wrong, "" if nothing is."""
+class Entry(NamedTuple, Generic[State]):
+    """A finding about the node or about a service. ``why`` says what is wrong, "" if nothing is.
+
+    It must hold for ``after_s``. With ``needs_active`` only the node that serves can know it.
+    """
 
     name: str
     severity: str
     alert: str
-    why: Callable[[NodeState, Past], str]
+    why: Callable[[State, Past], str]
     do: str
     after_s: float = 0.0
-
-
-class ServiceEntry(NamedTuple):
-    """A finding about a service. ``at_active``: only the node that serves can know it."""
-
-    name: str
-    severity: str
-    alert: str
-    why: Callable[[ServiceState, Past], str]
-    do: str
-    at_active: bool = True
+    needs_active: bool = False
 
 
 # --- conditions of the node ---------------------------------------------------------------------------------
@@ -126,8 +121,11 @@ def _peer_silent(state: NodeState, _: Past) -> str:
 
 
 def _cut_off(state: NodeState, _: Past) -> str:
-    clients = state.pair.clients_cut_off + state.pair.clients_cut_off_unserved
-    return f"{_count(clients, 'client')} reach only this passive node" if clients else ""
+    pair = state.pair
+    clients = _count(pair.clients_cut_off + pair.clients_cut_off_unserved, "client")
+    offered = f"{pair.clients_cut_off} of them ask for what workers offer there"
+    text = f"{clients} reached only this passive node for {duration(pair.clients_cut_off_s)}; {offered}"
+    return text if pair.clients_cut_off or pair.clients_cut_off_unserved else ""
 
 
 def _flaps(_: NodeState, past: Past) -> str:
@@ -178,8 +176,7 @@ def _files_broken(state: NodeState, _: Past) -> str:
     security = state.security
     if security is None:
         return ""
-    errors = (security.error, security.http.error if security.http is not None else "")
-    return "; ".join(error for error in errors if error)
+    return f"it goes on, and cannot start again as it is: {security.errors}" if security.errors else ""
 
 
 def _arbiter_silent(state: NodeState, _: Past) -> str:
@@ -194,8 +191,11 @@ def _majority_lost(_: NodeState, past: Past) -> str:
 
 def _one_copy(state: NodeState, _: Past) -> str:
     store = state.store
-    is_alone = store is not None and store.is_leading and store.copies < 2
-    return "durable requests are on its disk only" if is_alone else ""
+    if store is None or not store.is_leading or store.copies >= 2:
+        return ""
+    is_catching_up = store.is_peer_heard and store.catch_up < 1
+    far = f" (the other copy has {store.catch_up:.0%} of its way behind it)" if is_catching_up else ""
+    return f"durable requests are on its disk only{far}"
 
 
 def _not_leading(state: NodeState, _: Past) -> str:
@@ -253,40 +253,40 @@ def _damaged(state: NodeState, past: Past) -> str:
     return f"its store was damaged ({disk.repaired}) and is repaired" if past.grown("repairs", 3_600) else ""
 
 
-NODE: Final = (
-    NodeEntry("store-damaged", CRITICAL, "BstarStoreDamaged", _damaged,
+NODE: Final[tuple[Entry[NodeState], ...]] = (
+    Entry("store-damaged", CRITICAL, "BstarStoreDamaged", _damaged,
               "mend the disk, and see that the other node runs"),
-    NodeEntry("store-waits", CRITICAL, "BstarStoreNotLeading", _not_leading, "start the other node's store"),
-    NodeEntry("store-alone", CRITICAL, "BstarStoreOneCopy", _one_copy, "start the other node's store"),
-    NodeEntry("clients-cut-off", CRITICAL, "BstarClientsCutOff", _cut_off,
+    Entry("store-waits", CRITICAL, "BstarStoreNotLeading", _not_leading, "start the other node's store"),
+    Entry("store-alone", CRITICAL, "BstarStoreOneCopy", _one_copy, "start the other node's store"),
+    Entry("clients-cut-off", CRITICAL, "BstarClientsCutOff", _cut_off,
               "mend their way to the active node, or stop that one"),
-    NodeEntry("peer-silent", WARNING, "BstarPeerLinkDown", _peer_silent,
+    Entry("peer-silent", WARNING, "BstarPeerLinkDown", _peer_silent,
               "start the peer, or mend the link between the state endpoints"),
-    NodeEntry("arbiter-silent", WARNING, "BstarArbiterSilent", _arbiter_silent, "start the arbiter"),
-    NodeEntry("majority-lost", WARNING, "BstarMajorityLost", _majority_lost,
+    Entry("arbiter-silent", WARNING, "BstarArbiterSilent", _arbiter_silent, "start the arbiter"),
+    Entry("majority-lost", WARNING, "BstarMajorityLost", _majority_lost,
               "mend its links to the peer and the arbiter"),
-    NodeEntry("flapping", WARNING, "BstarFlapping", _flaps, "find what pauses the nodes or cuts their link"),
-    NodeEntry("epoch-unsaved", WARNING, "BstarEpochUnsaved", _epoch_unsaved,
+    Entry("flapping", WARNING, "BstarFlapping", _flaps, "find what pauses the nodes or cuts their link"),
+    Entry("epoch-unsaved", WARNING, "BstarEpochUnsaved", _epoch_unsaved,
               "make room in its state_dir, or mend that disk or folder"),
-    NodeEntry("journal-trouble", WARNING, "BstarJournalTrouble", _journal_trouble,
+    Entry("journal-trouble", WARNING, "BstarJournalTrouble", _journal_trouble,
               "make room on the disk of journal.directory, or mend it"),
-    NodeEntry("security-files-broken", WARNING, "BstarSecurityFilesBroken", _files_broken,
+    Entry("security-files-broken", WARNING, "BstarSecurityFilesBroken", _files_broken,
               "correct that file before a restart"),
-    NodeEntry("descriptors-short", WARNING, "BstarDescriptorsShort", _descriptors_short,
+    Entry("descriptors-short", WARNING, "BstarDescriptorsShort", _descriptors_short,
               "raise the limit, or find out who connects so often"),
-    NodeEntry("held-off", WARNING, "BstarHeldOff", _held_off, "find the peers whose keys are wrong"),
-    NodeEntry("loop-lags", WARNING, "BstarLoopLag", _loop_lags, "find what takes its CPU", after_s=60.0),
-    NodeEntry("fronts-apart", WARNING, "BstarFrontsApart", _fronts_apart, "give both nodes the same fronts"),
-    NodeEntry("takeovers-paused", WARNING, "BstarTakeoversPaused", _takeovers_paused,
+    Entry("held-off", WARNING, "BstarHeldOff", _held_off, "find the peers whose keys are wrong"),
+    Entry("loop-lags", WARNING, "BstarLoopLag", _loop_lags, "find what takes its CPU", after_s=60.0),
+    Entry("fronts-apart", WARNING, "BstarFrontsApart", _fronts_apart, "give both nodes the same fronts"),
+    Entry("takeovers-paused", WARNING, "BstarTakeoversPaused", _takeovers_paused,
               "bstar resume ends that"),
-    NodeEntry("store-lags", WARNING, "BstarStoreLags", _store_lags, "look at the other node's disk and link"),
-    NodeEntry("store-nearly-full", WARNING, "BstarStoreNearlyFull", _nearly_full,
+    Entry("store-lags", WARNING, "BstarStoreLags", _store_lags, "look at the other node's disk and link"),
+    Entry("store-nearly-full", WARNING, "BstarStoreNearlyFull", _nearly_full,
               "make room, or raise store.bytes_max or store.requests_max"),
-    NodeEntry("store-sync-slow", WARNING, "BstarStoreSyncSlow", _sync_slow,
+    Entry("store-sync-slow", WARNING, "BstarStoreSyncSlow", _sync_slow,
               "find what else writes to that disk", after_s=300.0),
-    NodeEntry("durable-waits", WARNING, "BstarDurableRequestsWait", _durable_waits,
+    Entry("durable-waits", WARNING, "BstarDurableRequestsWait", _durable_waits,
               "start workers for its service"),
-    NodeEntry("dead-letters", WARNING, "BstarDeadLetters", _dead_letters,
+    Entry("dead-letters", WARNING, "BstarDeadLetters", _dead_letters,
               "look at them: bstar durable ls --state dead"),
 )  # fmt: skip
 """The findings about the node, the worst first."""
@@ -366,18 +366,16 @@ def _poison(service: ServiceState, past: Past) -> str:
     return f"{_count(int(count))} ended as poison in the last ten minutes" if count else ""
 
 
-SERVICE: Final = (
-    ServiceEntry("paused", WARNING, "BstarServicePaused", _paused, "bstar service resume ends that",
-                 at_active=False),
-    ServiceEntry("paused", WARNING, "", _drained, "bstar workers resume ends that"),
-    ServiceEntry("no-worker", CRITICAL, "BstarNoWorkers", _no_worker, "start one"),
-    ServiceEntry("fails", CRITICAL, "BstarServiceFails", _fails, "look at its workers' logs"),
-    ServiceEntry("stuck", WARNING, "BstarRequestStuck", _stuck, "does its handler hang?"),
-    ServiceEntry("waits", WARNING, "BstarRequestsWait", _waits, "start more workers"),
-    ServiceEntry("workers-lost", WARNING, "BstarWorkersLost", _workers_lost,
-                 "find what ends them: their logs, the kernel's", at_active=False),
-    ServiceEntry("poison", WARNING, "BstarPoisonRequests", _poison, "find the request that ends its workers",
-                 at_active=False),
+SERVICE: Final[tuple[Entry[ServiceState], ...]] = (
+    Entry("paused", WARNING, "BstarServicePaused", _paused, "bstar service resume ends that"),
+    Entry("paused", WARNING, "", _drained, "bstar workers resume ends that", needs_active=True),
+    Entry("no-worker", CRITICAL, "BstarNoWorkers", _no_worker, "start one", needs_active=True),
+    Entry("fails", CRITICAL, "BstarServiceFails", _fails, "look at its workers' logs", needs_active=True),
+    Entry("stuck", WARNING, "BstarRequestStuck", _stuck, "does its handler hang?", needs_active=True),
+    Entry("waits", WARNING, "BstarRequestsWait", _waits, "start more workers", needs_active=True),
+    Entry("workers-lost", WARNING, "BstarWorkersLost", _workers_lost,
+          "find what ends them: their logs, the kernel's"),
+    Entry("poison", WARNING, "BstarPoisonRequests", _poison, "find the request that ends its workers"),
 )  # fmt: skip
 """The findings about a service. An operator's drain of all workers has no alert."""
 
@@ -416,12 +414,10 @@ class Findings:
 
     def _found(self, state: NodeState) -> Iterator[tuple[float, Finding]]:
         """What holds now, and how long it must have held."""
-        for entry in NODE:
-            if why := entry.why(state, self._past):
-                yield entry.after_s, Finding(entry.name, entry.severity, entry.alert, why, entry.do)
+        is_active = state.pair.is_active
+        yield from _of(NODE, state, self._past, is_active=is_active)
         for service in (*state.broker.services, *state.broker.past):
-            for finding in of_service(service, self._past, is_active=state.pair.is_active):
-                yield 0.0, finding
+            yield from _of(SERVICE, service, self._past, service.service, is_active=is_active)
 
     def _note_node(self, state: NodeState) -> None:
         note, pair, loop, store = self._past.note, state.pair, state.loop, state.store
@@ -480,11 +476,12 @@ def _above(bounds: Sequence[float], counts: Sequence[int], bound: float) -> int:
     return sum(count for lower, count in zip((0.0, *bounds), counts, strict=True) if lower >= bound)
 
 
-def of_service(service: ServiceState, past: Past, *, is_active: bool) -> Iterator[Finding]:
-    """The findings about one service."""
-    for entry in SERVICE:
-        if (is_active or not entry.at_active) and (why := entry.why(service, past)):
-            yield Finding(entry.name, entry.severity, entry.alert, why, entry.do, service.service)
+def _of(
+    entries: Iterable[Entry[State]], state: State, past: Past, service: str = "", *, is_active: bool
+) -> Iterator[tuple[float, Finding]]:
+    for entry in entries:
+        if (is_active or not entry.needs_active) and (why := entry.why(state, past)):
+            yield entry.after_s, Finding(entry.name, entry.severity, entry.alert, why, entry.do, service)
 
 
 def _count(count: int, what: str = "request") -> str:

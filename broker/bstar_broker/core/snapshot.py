@@ -293,6 +293,11 @@ class SecurityState(msgspec.Struct, frozen=True):
     http: HttpState | None = None
 
     @property
+    def errors(self) -> str:
+        """What keeps the node from starting again: what is wrong with files that say who may do what."""
+        return "; ".join(filter(None, (self.error, self.http.error if self.http is not None else "")))
+
+    @property
     def is_list_broken(self) -> bool:
         """True if the list changed and a node could not start with it."""
         return self.error != ""
@@ -314,10 +319,12 @@ class Standing(enum.StrEnum):
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """True if a node can play its part in the pair; the reason as a word and as a sentence."""
+    """True if a node can play its part in the pair; the reason as a word (a ``Standing``, or one of a newer
+    node) and as a sentence.
+    """
 
     is_ready: bool
-    reason: Standing
+    reason: str
     why: str
 
 
