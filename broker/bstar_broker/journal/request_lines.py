@@ -7,7 +7,6 @@ import copy
 import struct
 from binascii import hexlify
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any, get_args
 
 import msgspec
@@ -47,6 +46,11 @@ class RequestLines:
         self._is_sampled = journal.is_sampled
         self._is_everything = journal.options.sample == 1
         self._lines = {outcome: self._template(outcome) for outcome in get_args(Outcome)}
+        # A % that the second step needs is doubled; an escaped one is doubled already.
+        line = self._lines["answered"].replace(b"%%", b"%%%%")
+        for field in (b'"seq":', b'"number":', b'"bytes_in":', b'"bytes_out":'):
+            line = line.replace(field + b"%d", field + b"%%d", 1)
+        self._batch_line = line
         self._quoted: dict[bytes, bytes] = {}
 
     def ended(
@@ -100,7 +104,12 @@ class RequestLines:
                 lengths = tuple(map(dict(zip(bundle.numbers, lengths, strict=True)).__getitem__, of_run))
             row = self._row(stamp, bundle, epoch, now)
             fields = zip(range(seq + begin, seq + end), of_run, lengths, sizes[begin:end], strict=True)
-            texts.append(b"\n".join([row] * (end - begin)) % tuple(chain.from_iterable(fields)))
+            # Only the middle, from the first to the last number, differs. To format a whole line takes 0.4 µs
+            # of CPU time, the middle 0.17 µs.
+            first, last = row.index(b'"seq":%d') + len(b'"seq":'), row.rindex(b"%d") + len(b"%d")
+            head, middle, tail = row[:first].replace(b"%%", b"%"), row[first:last], row[last:]
+            middles = (tail + b"\n" + head).join([middle % each for each in fields])
+            texts.append(head + middles + tail)
             begin = end
         return b"\n".join(texts), count
 
@@ -110,10 +119,7 @@ class RequestLines:
         queued_us = int((bundle.dispatched_at - bundle.accepted_at) * _US)
         service = bundle.service
         quoted = (self._quoted.get(service.name) or self._quote(service)).replace(b"%", b"%%")
-        # A % that the last step needs is doubled; an escaped one is doubled already.
-        line = self._lines["answered"].replace(b"%%", b"%%%%")
-        for field in (b'"seq":', b'"number":', b'"bytes_in":', b'"bytes_out":'):
-            line = line.replace(field + b"%d", field + b"%%d", 1)
+        line = self._batch_line
         if bundle.is_repeated:
             line = line[:-1] + b',"is_repeated":true}'
         return line % (
