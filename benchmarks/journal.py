@@ -138,7 +138,7 @@ def server(workers: int, keys: Mapping[str, object] | None) -> Iterator[Server]:
             # Together they take the whole window, each in one thread.
             credit = str(WINDOW // workers)
             stack.enter_context(
-                child([*command, "--credit", credit, "--threads", "1", "--log-level", "warning", "echo"])
+                child([*command, "--credit", credit, "--threads", "1", "--log-level", "error", "echo"])
             )
         with HAClient([endpoint], timeout=60) as client:
             for _ in client.map("echo", repeat(BODY, WARM_REQUESTS), window=100):

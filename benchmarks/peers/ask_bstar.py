@@ -6,6 +6,7 @@ replies in order. With BSTAR_KEY and BSTAR_SERVER_KEYS the first three use CURVE
 """
 
 import asyncio
+import logging
 import sys
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from bstar_client import AsyncHAClient, HAClient
 
 sys.path.append(str(Path(__file__).parents[1]))
 from plain import PlainClient
+
+# It asks one node on purpose.
+logging.getLogger("bstar_client.endpoints").setLevel(logging.ERROR)
 
 SILENCE_S = 10.0
 

@@ -6,6 +6,7 @@ PLAN is an ``EchoPlan`` as JSON. It prints ``ready`` when a node has it on its l
 """
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -27,6 +28,8 @@ class _Told(WorkerHooks):
 def main(text: str) -> None:
     """Echo until the standard input closes or SIGTERM comes."""
     plan = msgspec.json.decode(text, type=EchoPlan)
+    # The client of the load warns of a lone node, and not each of its workers.
+    logging.getLogger("bstar_client.endpoints").setLevel(logging.ERROR)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     options: dict[str, Any] = {
         "dialect": plan.dialect,
