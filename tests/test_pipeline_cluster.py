@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import sys
 import tarfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import duckdb
 import pytest
 
+from bstar_cli import exits
+from bstar_cli.main import main
 from bstar_pipeline.ship import ARCHIVE, PROGRAM, ship
+from bstar_pipeline.tables import TABLES
 from sim import journals
 from sim.journals import JOURNAL, Incident, Scenario
 from support import cluster_calls
 from support.bulk_pair import SERVICE, bulk_pair
+from support.object_store import object_store, s3a_jars
 from support.spark_cluster import EXECUTORS, LIMIT_S, Cluster
 from support.spark_fixtures import need_java
+from test_pipeline_incidents import rows, sorted_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.loopback, pytest.mark.timeout(LIMIT_S + 60)]
 
@@ -71,39 +76,54 @@ def test_the_archive_holds_what_runs_on_an_executor_and_no_spark(shipped: Path) 
         "pyarrow",
         "yaml",
         "typer",
+        "jinja2",
     } <= tops
     assert not tops & {"pyspark", "py4j", "pandas", "duckdb", "pytest", "mypy"}
     assert not [name for name in names if name.startswith(("/", "..")) or "__pycache__" in name]
     compile((shipped / PROGRAM).read_text(), PROGRAM, "exec")
 
 
-def test_the_batch_job_runs_on_two_executors_that_have_no_python_at_all(
+def test_the_batch_job_on_an_object_store_and_a_lost_executor_makes_the_same_tables(
     cluster: Cluster, shipped: Path, tmp_path: Path
 ) -> None:
+    """Two executors have no Python at all, and one of them is killed in the middle."""
+    jars = ",".join(map(str, s3a_jars()))
     calls = write_journal(tmp_path)
-    root = tmp_path / "tables"
-    done = cluster.submit(
-        "batch",
-        shipped / PROGRAM,
-        ["run", str(tmp_path / JOURNAL), "--out", str(root)],
-        executor_python="/nonexistent/python",
-    )
-    assert done.status == 0, done.err
-    assert len(done.application.executors - {"driver"}) == EXECUTORS
-    assert "driver" not in done.application.executors
+    with object_store() as store:
+        store.put(tmp_path / JOURNAL, "journal")
+
+        def is_half_done() -> bool:
+            """Requests are written, and the audit is not."""
+            paths = store.paths("tables")
+            assert not any("/gold/audit" in path for path in paths), "too late to lose an executor"
+            return any("/silver/requests/" in path for path in paths)
+
+        done = cluster.submit(
+            "batch",
+            shipped / PROGRAM,
+            ["run", store.uri("journal"), "--out", store.uri("tables")],
+            options=["--jars", jars],
+            settings=store.settings,
+            executor_python="/nonexistent/python",
+            lose_when=is_half_done,
+        )
+        assert done.status == 0, done.err
+        store.get("tables", tmp_path / "stored")
+    # A third took the place of the second.
+    assert done.application.executors == {"0", "1", "2"}
     assert done.application.python_operators == set()
-    told = duckdb.execute(
-        "SELECT pair, service, outcome, count(*) FROM "
-        f"read_parquet('{root}/silver/requests/*/*/*.parquet', hive_partitioning = true) GROUP BY ALL"
-    ).fetchall()
-    requests: dict[str, dict[str, dict[str, int]]] = {}
-    for pair, service, outcome, count in told:
-        requests.setdefault(pair, {}).setdefault(service, {})[outcome] = count
+    assert main(["pipeline", "run", str(tmp_path / JOURNAL), "--out", str(tmp_path / "here")]) == exits.OK
+    for name, table in TABLES.items():
+        if table.layer != "stream":
+            here, stored = (sorted_rows(tmp_path / folder, name) for folder in ("here", "stored"))
+            # Files have the names of where they were read.
+            places = (f"file:{tmp_path / JOURNAL}", store.uri("journal"))
+            assert here == [row.replace(places[1], places[0]) for row in stored], name
+    requests: dict[str, dict[str, Counter[str]]] = {}
+    for row in rows(tmp_path / "stored", "silver.requests"):
+        requests.setdefault(row.pair, {}).setdefault(row.service, Counter())[row.outcome] += 1
     assert requests == calls
-    violated = duckdb.execute(
-        f"SELECT rule FROM read_parquet('{root}/gold/audit/*/*/*.parquet') WHERE verdict = 'violated'"
-    ).fetchall()
-    assert violated == []
+    assert [row for row in rows(tmp_path / "stored", "gold.audit") if row.verdict == "violated"] == []
 
 
 def test_bulk_calls_run_in_two_executors_with_what_was_shipped(

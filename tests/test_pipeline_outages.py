@@ -120,16 +120,15 @@ CASES = (_quiet, _slow, _away, _never_back, _sampled, _both_killed)
 @pytest.fixture(scope="module")
 def incidents(local: SparkSession) -> list[Any]:
     from bstar_pipeline import silver
-    from bstar_pipeline.engine import settled
     from bstar_pipeline.gold.incidents import incidents as found
     from bstar_pipeline.pair_rows import frame_of
     from bstar_pipeline.schema import table_schema
 
-    bronze = settled(frame(local, [run for case in CASES for run in case()]))
+    bronze = frame(local, [run for case in CASES for run in case()])
     facts = silver.facts(bronze)
     of_runs = silver.runs(facts)
     runs = frame_of(local, of_runs, table_schema("silver.runs"))
-    requests = settled(silver.requests(bronze, runs))
+    requests = silver.requests(bronze, runs)
     rows = found(bronze, runs, requests, silver.histories(facts, of_runs))
     return sorted((SimpleNamespace(**row) for row in rows), key=lambda row: (row.pair, row.began_at_us))
 

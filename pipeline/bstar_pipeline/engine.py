@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import cast
 from weakref import WeakKeyDictionary
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.connect import session as connect
 
 from bstar.errors import ConfigurationError
@@ -80,14 +80,3 @@ def _connect_mode() -> Iterator[None]:
     finally:
         if before is None:
             del os.environ[_MODE]
-
-
-def settled(frame: DataFrame, *, is_eager: bool = False) -> DataFrame:
-    """The same rows without their history; for what is small. Gone when nobody refers to it any more.
-
-    ``is_eager``: computed now, because what it is made of will not be there later.
-    """
-    spark = frame.sparkSession
-    if is_local(spark):
-        return spark.createDataFrame(frame.toArrow(), frame.schema)
-    return frame.localCheckpoint(eager=is_eager)

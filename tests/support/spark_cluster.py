@@ -10,7 +10,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,12 +55,17 @@ class Cluster:
         arguments: Sequence[str] = (),
         *,
         options: Sequence[str] = (),
+        settings: Mapping[str, str] | None = None,
         executor_python: str,
+        lose_when: Callable[[], bool] | None = None,
     ) -> Done:
-        """Run the program to its end. Its driver is a Python of this environment."""
+        """Run the program to its end. Its driver is a Python of this environment.
+
+        ``settings`` are Spark's. As soon as ``lose_when`` is true, the second executor is killed.
+        """
         logs = self._folder / f"{name}-events"
         logs.mkdir()
-        settings = {
+        every = {
             **QUICK,
             **SETTINGS,
             "spark.eventLog.dir": f"file:{logs}",
@@ -70,8 +76,9 @@ class Cluster:
             "spark.sql.files.minPartitionNum": "2",
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+            **(settings or {}),
         }
-        conf = [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
+        conf = [part for key, value in every.items() for part in ("--conf", f"{key}={value}")]
         command = [
             str(self._home / "bin" / "spark-submit"),
             *("--master", f"local-cluster[{EXECUTORS},1,1024]"),
@@ -98,23 +105,41 @@ class Cluster:
             text=True,
             start_new_session=True,
         )
-        try:
-            out, err = process.communicate(timeout=LIMIT_S)
-        finally:
-            # Its session is its own: whatever it started and left behind goes with it.
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
+        with ThreadPoolExecutor(1) as beside:
+            ended = beside.submit(process.communicate)
+            try:
+                while lose_when is not None and not ended.done():
+                    if lose_when():
+                        self._lose_executor(1)
+                        break
+                    wait([ended], timeout=0.2)
+                out, err = ended.result(LIMIT_S)
+            finally:
+                # Its session is its own: whatever it started and left behind goes with it.
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
         return Done(process.returncode, out, err, read(logs))
+
+    def _lose_executor(self, number: int) -> None:
+        (pid,) = (
+            pid
+            for pid, line in self._working()
+            if "CoarseGrainedExecutorBackend" in line and f"--executor-id {number} " in line
+        )
+        os.kill(pid, signal.SIGKILL)
 
     def processes(self) -> list[str]:
         """The command lines of processes that still work for it."""
+        return [line for _, line in self._working()]
+
+    def _working(self) -> list[tuple[int, str]]:
         wanted = f"SPARK_HOME={self._home}".encode()
         found = []
         for file in Path("/proc").glob("[0-9]*/environ"):
             try:
                 if wanted in file.read_bytes().split(b"\0"):
-                    found.append((file.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                    line = (file.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found.append((int(file.parent.name), line))
             except OSError:
                 continue
         return found

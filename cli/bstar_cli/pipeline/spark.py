@@ -169,7 +169,7 @@ _SPARKS = {"PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"}
 _WIDTH = 240
 NOTHING = "–"
 """A cell of a table about which there is nothing to tell."""
-_EXTRA = ("pyspark", "pysail", "py4j", "pyarrow", "pandas", "numpy", "grpc", "google", "zstandard")
+_EXTRA = ("pyspark", "pysail", "py4j", "pyarrow", "pandas", "numpy", "grpc", "google", "zstandard", "jinja2")
 
 
 def missing_spark(error: ModuleNotFoundError) -> ConfigurationError | None:
