@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import re
 import subprocess
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from bstar_broker.core.snapshot import HttpState, JournalState, QuorumState, SecurityState
+from bstar_broker.core.snapshot import JournalState, QuorumState, SecurityState
 from bstar_broker.operate.metrics import NodeCollector
 from chaos.alert_scenes import SCENARIOS
 from chaos.prometheus import need_program
-from support.certificates import make_certificate
 from support.node_states import node_state, service_state, store_state
 
 ROOT = Path(__file__).parents[1]
@@ -74,18 +72,6 @@ def test_prometheus_takes_the_scrape_configuration_and_the_rules_it_names() -> N
     done = promtool("check", "config", ROOT / "configs" / "prometheus.yml")
     assert done.returncode == 0, done.stderr
     assert f"{len(every_rule())} rules found" in done.stdout
-
-
-@pytest.mark.loopback
-def test_prometheus_takes_the_scrape_configuration_for_tls_and_tokens(tmp_path: Path) -> None:
-    document = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
-    shown = re.search(r"\n    scrape_configs:\n((?:     .*\n)+)", document)
-    assert shown is not None
-    (tmp_path / "prometheus.yml").write_text(textwrap.dedent(shown[0]))
-    make_certificate(tmp_path, "bstar")
-    (tmp_path / "bstar.token").write_text("a-token-of-16-or-more")
-    done = promtool("check", "config", tmp_path / "prometheus.yml")
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.loopback
@@ -158,7 +144,7 @@ def test_each_alert_asks_for_metrics_that_a_node_has(name: str) -> None:
         "/journal", records=1, octets=1, segments=1, dropped=0, dropped_requests=0, errors=0
     )
     pair = msgspec.structs.replace(state.pair, quorum=quorum)
-    security = SecurityState(is_on=True, http=HttpState(is_encrypted=True, credentials=1))
+    security = SecurityState(is_on=True)
     state = msgspec.structs.replace(state, pair=pair, journal=journal, security=security)
     registry.register(NodeCollector(lambda: state))
     known = {sample.name for family in registry.collect() for sample in family.samples}

@@ -254,31 +254,21 @@ def test_a_wrong_key_is_told_with_its_place(tmp_path: Path, capsys: pytest.Captu
     assert "limits.worker_max: unknown key; did you mean limits.workers_max?" in capsys.readouterr().err
 
 
-def test_the_files_of_the_http_endpoint_are_read_and_told_with_their_paths(
+def test_the_key_of_a_node_of_another_machine_need_not_be_here(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tokens = tmp_path / "tokens"
-    file = tmp_path / "primary.yaml"
-    file.write_text(sample_configuration("primary").replace("tokens: null", f"tokens: {tokens}"))
-    assert main(["check-config", str(file)]) == 2
-    assert f"http.tokens: {tokens}: cannot be read: No such file" in capsys.readouterr().err
-    tokens.write_text("a-token-of-16-or-more\n")
-    tokens.chmod(0o644)
-    assert main(["check-config", str(file)]) == 2
-    assert f"others may read this file of tokens: chmod 600 {tokens}" in capsys.readouterr().err
-    tokens.chmod(0o600)
-    assert main(["check-config", str(file)]) == 0
-
-
-def test_the_files_of_a_node_of_another_machine_need_not_be_here(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    assert main(["keys", "new", "shop", "--out", str(tmp_path), "--calls", "price"]) == exits.OK
     files = []
     for role in ("primary", "backup"):
+        text = sample_configuration(role).replace(
+            "principals: null", f"principals: {tmp_path}/principals.yaml"
+        )
+        section, _, rest = text.partition("\nsecurity:\n")
         files.append(tmp_path / f"{role}.yaml")
-        files[-1].write_text(sample_configuration(role).replace("tokens: null", "tokens: /nowhere/tokens"))
+        files[-1].write_text(f"{section}\nsecurity:\n{rest.replace('key: null', 'key: /nowhere/key', 1)}")
+    capsys.readouterr()
     assert main(["check-config", *map(str, files)]) == 0
-    assert f"{files[0]}: not checked: /nowhere/tokens is not on this machine" in capsys.readouterr().err
+    assert f"{files[0]}: not checked: /nowhere/key is not on this machine" in capsys.readouterr().err
 
 
 # --- handlers -------------------------------------------------------------------------------------------

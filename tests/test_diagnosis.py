@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from bstar.fleet import Fleet
-from bstar_broker.core.snapshot import Finding, HttpState, QuorumState, SecurityState
+from bstar_broker.core.snapshot import Finding, QuorumState, SecurityState
 from bstar_cli.diagnosis import Reason, Seen, Verdict, judge, judge_all, judge_strays, strays
 from bstar_client.calls.status import NodeReport
 from bstar_client.core.nodes import UNTRUSTED
@@ -45,7 +45,7 @@ LONE = {"is_peer_fresh": False}
 HEARD = QuorumState("tcp://c:5010", True, True, True, True)
 UNHEARD = QuorumState("tcp://c:5010", False, False, False, False)
 UNLISTED = SecurityState(is_on=True, error="p.yaml does not list this node's own key")
-NO_TOKENS = SecurityState(is_on=True, http=HttpState(True, 0, error="http.tokens: cannot be read"))
+NO_LIST = SecurityState(is_on=True, error="security.principals: cannot be read")
 primary = seen(A, **SERVING)
 backup = seen(B)
 
@@ -164,10 +164,10 @@ SITUATIONS: list[tuple[str, list[Seen], Reason, str]] = [
         ),
     ),
     (
-        "a node cannot read its file of tokens",
-        [seen(A, security=NO_TOKENS, **SERVING), backup],
+        "a node cannot read its list of principals",
+        [seen(A, security=NO_LIST, **SERVING), backup],
         Reason.SECURITY_FILES_BROKEN,
-        "and cannot start again as it is: http.tokens: cannot be read: correct",
+        "and cannot start again as it is: security.principals: cannot be read: correct",
     ),
     (
         "the nodes do not hear each other because a list lacks one of them",

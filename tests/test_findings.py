@@ -14,7 +14,7 @@ import yaml
 
 from bstar_broker.core import findings
 from bstar_broker.core.findings import ELSEWHERE, FINDINGS_MAX, NODE, SERVICE, Entry, Findings
-from bstar_broker.core.snapshot import Finding, HttpState, JournalState, NodeState, QuorumState, SecurityState
+from bstar_broker.core.snapshot import Finding, JournalState, NodeState, QuorumState, SecurityState
 from bstar_cli import exits
 from bstar_cli.diagnosis import Reason, Seen, find_troubles, judge
 from bstar_client.calls.status import NodeReport
@@ -130,10 +130,7 @@ FAILING: list[tuple[str, list[NodeState]]] = [
     ("journal-trouble", [state(), state(journal={"errors": 1})]),
     ("journal-trouble", [state(), state(journal={"dropped": 3})]),
     ("security-files-broken", [state(security=SecurityState(is_on=True, error="p.yaml: no entry"))]),
-    (
-        "security-files-broken",
-        [state(security=SecurityState(is_on=True, http=HttpState(True, 0, error="no tokens")))],
-    ),
+    ("security-files-broken", [state(security=SecurityState(is_on=True, error="no list"))]),
     ("descriptors-short", [state(is_short_of_descriptors=True)]),
     ("descriptors-short", [state(), state(descriptor_shortages=1)]),
     ("held-off", [state(networks_held_off=1), state()]),

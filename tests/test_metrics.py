@@ -13,14 +13,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from bstar_broker.core.snapshot import (
-    FrontState,
-    HttpState,
-    JournalState,
-    NodeState,
-    QuorumState,
-    SecurityState,
-)
+from bstar_broker.core.snapshot import FrontState, JournalState, NodeState, QuorumState, SecurityState
 from bstar_broker.fronts.ppp.machine import EVENTS
 from bstar_broker.operate.metrics import SERVICES_MAX, NodeCollector, make_registry
 from support.node_states import disk_state, node_state, service_state, store_state
@@ -348,7 +341,7 @@ LABELS = {
     "kind": "the kinds of peers of a front",
     "event": "what a front counts",
     "level": "what a front has now",
-    # Words of the source, never of a message: test_malformed_storm, test_security, http_access.Reason.
+    # Words of the source, never of a message: test_malformed_storm, test_security.
     "reason": "closed sets",
     "version": "this node's own",
     "pair": "this node's own",
@@ -392,7 +385,6 @@ def test_fronts_of_one_node_only_are_told() -> None:
 def full_state() -> NodeState:
     """A node with all that a node can have, and with more services than have series of their own."""
     names = [f"service-{number}" for number in range(3 * SERVICES_MAX)]
-    http = HttpState(True, 2, {"wrong-credentials": 3}, "http.tokens: broken")
     return msgspec.structs.replace(
         node_state(
             *(service_state(name, workers=1) for name in names),
@@ -403,7 +395,7 @@ def full_state() -> NodeState:
             store=store_state(),
         ),
         journal=JournalState("/j", 9, 3_000, 2, 5, 4, 1),
-        security=SecurityState(True, 5, 9, {"unknown-key": 2}, http=http),
+        security=SecurityState(True, 5, 9, {"unknown-key": 2}),
         fronts=[front_state()],
     )
 
@@ -416,14 +408,6 @@ def test_every_label_has_few_values() -> None:
     assert values.keys() == LABELS.keys(), "say in LABELS why a new label is bounded"
     assert len(values.pop("service")) == SERVICES_MAX + 1
     assert max(map(len, values.values())) < 40
-
-
-def test_the_http_endpoint_tells_who_may_read_it_and_what_it_refused() -> None:
-    found = samples(full_state())
-    assert value(found, "bstar_http_tls") == 1
-    assert value(found, "bstar_http_credentials") == 2
-    assert value(found, "bstar_http_files_broken") == 1
-    assert value(found, "bstar_http_refused_total", reason="wrong-credentials") == 3
 
 
 def test_every_name_is_ours_and_every_counter_ends_in_total() -> None:

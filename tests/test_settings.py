@@ -384,23 +384,6 @@ def test_insecure_brokers_do_not_open_the_status_page_too() -> None:
     )
 
 
-def test_a_status_page_that_others_reach_has_tls_and_tokens_or_consent() -> None:
-    remote = {"http__bind": "0.0.0.0:9401", "insecure": True}
-    tls = {"http__certificate": "a.crt", "http__key": "a.key"}
-    tokens = {"http__tokens": "tokens"}
-    assert from_mapping(minimal(**remote, **tls, **tokens)).http.tokens == "tokens"
-    for part in (tls, tokens):
-        assert "http.bind: others can reach this address" in complaint(**remote, **part)
-        assert from_mapping(minimal(**remote, **part, http__allow_remote=True)).http.allow_remote
-        assert from_mapping(minimal(**part)).http.bind == "127.0.0.1:9401"
-
-
-@pytest.mark.parametrize(("given", "missing"), [("certificate", "key"), ("key", "certificate")])
-def test_a_certificate_and_its_key_come_together(given: str, missing: str) -> None:
-    text = complaint(**{f"http__{given}": "file"})
-    assert text.startswith(f"node.yaml: http.{missing}: is missing beside http.{given}: ")
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [

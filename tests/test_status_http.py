@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +22,7 @@ from bstar_broker.operate import status
 from bstar_broker.operate.status import StatusServer
 from support.node_states import node_state, service_state
 from support.status_site import FakeNode, Site, WaitingNode, running
+from support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.loopback
 
@@ -263,3 +269,18 @@ def test_ipv6_has_brackets_in_its_url() -> None:
         pytest.skip("this machine has no IPv6")
     with server:
         assert server.url == f"http://[::1]:{server.port}"
+
+
+def test_the_containers_health_check_fails_while_the_loop_hangs(site: Site) -> None:
+    dockerfile = (Path(__file__).parents[1] / "Dockerfile").read_text(encoding="utf-8")
+    command = re.search(r"^HEALTHCHECK .*\\\n +CMD (\[.*\])$", dockerfile, re.MULTILINE)
+    assert command is not None
+
+    def check() -> int:
+        url = f"{site.server.url}/healthz"
+        program = [sys.executable, *json.loads(command[1])[1:]]
+        return subprocess.run(program, env={"HEALTH_URL": url}, timeout=LIMIT_S, check=False).returncode
+
+    assert check() == 0
+    site.node.state = TimeoutError()
+    assert check() != 0

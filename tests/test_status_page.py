@@ -16,7 +16,6 @@ import pytest
 
 from bstar.net import http_server
 from bstar.records.role import RoleChange
-from bstar.settings import Http
 from bstar_broker.core.snapshot import PeerChange
 from bstar_broker.operate import page, status
 from support.busy_node import BusyNode, busy_state
@@ -26,8 +25,6 @@ from support.status_site import FakeNode, Site, running
 from support.waiting import LIMIT_S
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from support.chromium import Browser, Page
 
 BYTES_MAX = 30_000
@@ -196,16 +193,6 @@ def test_a_stream_lives_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(http_server, "STREAM_S_MAX", 0.2)
     with running(BusyNode()) as site:
         assert b"data: " in site.say(b"GET /events HTTP/1.1\r\n\r\n")
-
-
-@pytest.mark.loopback
-def test_page_and_stream_need_the_credentials_of_the_status(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("night:correct horse battery\n")
-    tokens.chmod(0o600)
-    with running(BusyNode(), Http(tokens=str(tokens))) as site:
-        assert site.ask("/")[0].status == 401
-        assert site.ask("/events")[0].status == 401
 
 
 # --- in a browser ---------------------------------------------------------------------------------------

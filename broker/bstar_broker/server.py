@@ -251,12 +251,11 @@ class BrokerServer(Closing):
         )
 
     def _shell_state(self, now: float) -> ShellState:
-        http = None if self._status is None else self._status.state()
         return ShellState(
             epoch_error="" if self._epochs is None else self._epochs.error,
             loop=loop_state(self.reactor, self._listener, now - self._started_at),
             journal=None if self._journal is None else self._journal.state(),
-            security=security_state(self._gate, http),
+            security=security_state(self._gate),
             history=self._history.latest(),
             peer_history=list(self._history.peer_changes),
         )

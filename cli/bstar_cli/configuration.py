@@ -7,9 +7,7 @@ import typer
 
 from bstar.errors import ConfigurationError
 from bstar.net.curve import NodeSecurity
-from bstar.net.http_access import HttpAccess
 from bstar.settings import (
-    Http,
     Settings,
     check_pair,
     load,
@@ -52,7 +50,6 @@ def check_config(
     loaded = [load(file) for file in files]
     for file, settings in zip(files, loaded, strict=True):
         _check_keys(file, settings, is_alone=len(files) == 1)
-        _check_http(file, settings.http, is_alone=len(files) == 1)
     warnings = [warning for settings in loaded for warning in node_warnings(settings)]
     if len(loaded) == 2:
         check_pair(*loaded)
@@ -75,16 +72,6 @@ def _check_keys(file: Path, settings: Settings, *, is_alone: bool) -> None:
     else:
         load_principals(security.principals)
         typer.echo(f"{file}: not checked: {security.key} is not on this machine", err=True)
-
-
-def _check_http(file: Path, http: Http, *, is_alone: bool) -> None:
-    """Read the certificate, its key and the tokens. Those of a node of another machine need not be here."""
-    named = [path for path in (http.certificate, http.key, http.tokens) if path is not None]
-    missing = [path for path in named if not Path(path).exists()]
-    if is_alone or not missing:
-        HttpAccess(http)
-    else:
-        typer.echo(f"{file}: not checked: {', '.join(missing)} is not on this machine", err=True)
 
 
 def sample_config(

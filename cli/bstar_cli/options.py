@@ -199,35 +199,19 @@ class ServedHttp:
             "--http", metavar="ADDRESS:PORT", help="Serve /healthz, /readyz and /metrics there (loopback)."
         ),
     ] = None
-    http_certificate: Annotated[
-        Path | None,
-        typer.Option("--http-certificate", metavar="FILE", help="Serve them over HTTPS: a chain in PEM."),
-    ] = None
-    http_key: Annotated[
-        Path | None, typer.Option("--http-key", metavar="FILE", help="The certificate's private key.")
-    ] = None
-    http_tokens: Annotated[
-        Path | None,
-        typer.Option(
-            "--http-tokens", metavar="FILE", help="Tokens and passwords, one of which /metrics needs."
-        ),
-    ] = None
     http_allow_remote: Annotated[
-        bool, typer.Option("--http-allow-remote", help="Others may reach the address without TLS or tokens.")
+        bool, typer.Option("--http-allow-remote", help="Others may reach the address.")
     ] = False
 
     def place(self) -> "HttpPlace | None":
         """What workers and arbiters take. Raises ConfigurationError."""
-        files = {"certificate": self.http_certificate, "key": self.http_key, "tokens": self.http_tokens}
         if self.http is None:
-            for name, path in files.items():
-                refuse(path, f"--http-{name} says something about --http: add --http ADDRESS:PORT")
-            refuse(self.http_allow_remote, "--http-allow-remote says something about --http: add it")
+            text = "--http-allow-remote says something about --http: add --http ADDRESS:PORT"
+            refuse(self.http_allow_remote, text)
             return None
         from bstar.net.http_endpoint import HttpPlace  # noqa: PLC0415 - see above
 
-        named = {name: None if path is None else str(path) for name, path in files.items()}
-        return HttpPlace.of(HttpPlace(bind=self.http, allow_remote=self.http_allow_remote, **named))
+        return HttpPlace.of(HttpPlace(bind=self.http, allow_remote=self.http_allow_remote))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-
-import msgspec
 
 from bstar.settings import Http
 from bstar_broker.core.snapshot import NodeState
@@ -51,19 +48,12 @@ class WaitingNode(FakeNode):
 class Site:
     """A status server and what a client sees of it."""
 
-    def __init__(self, server: StatusServer, node: FakeNode, trust: ssl.SSLContext | None) -> None:
+    def __init__(self, server: StatusServer, node: FakeNode) -> None:
         self.server = server
         self.node = node
-        self.trust = trust
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
-        connection = (
-            http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=LIMIT_S)
-            if self.trust is None
-            else http.client.HTTPSConnection(
-                "127.0.0.1", self.server.port, timeout=LIMIT_S, context=self.trust
-            )
-        )
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=LIMIT_S)
         try:
             connection.request(method, path, headers=headers)
             response = connection.getresponse()
@@ -76,19 +66,16 @@ class Site:
         return response.status, json.loads(body)
 
     def connection(self) -> socket.socket:
-        """A connection without TLS."""
         return socket.create_connection(("127.0.0.1", self.server.port), timeout=LIMIT_S)
 
     def say(self, octets: bytes) -> bytes:
-        """What comes back for these octets, without TLS, until the server hangs up."""
+        """What comes back for these octets until the server hangs up."""
         with self.connection() as connection:
             connection.sendall(octets)
             return b"".join(iter(lambda: connection.recv(65_536), b""))
 
 
 @contextmanager
-def running(node: FakeNode, http: Http | None = None, trust: ssl.SSLContext | None = None) -> Iterator[Site]:
-    """``trust`` is what clients use, if the server has TLS."""
-    http = msgspec.structs.replace(http or Http(), bind="127.0.0.1:0")
-    with StatusServer(http, node.snapshot) as server:
-        yield Site(server, node, trust)
+def running(node: FakeNode) -> Iterator[Site]:
+    with StatusServer(Http(bind="127.0.0.1:0"), node.snapshot) as server:
+        yield Site(server, node)

@@ -173,10 +173,8 @@ def _fronts_apart(state: NodeState, _: Past) -> str:
 
 
 def _files_broken(state: NodeState, _: Past) -> str:
-    security = state.security
-    if security is None:
-        return ""
-    return f"it goes on, and cannot start again as it is: {security.errors}" if security.errors else ""
+    error = "" if state.security is None else state.security.error
+    return f"it goes on, and cannot start again as it is: {error}" if error else ""
 
 
 def _arbiter_silent(state: NodeState, _: Past) -> str:

@@ -62,6 +62,6 @@ def _why_unhealthy(state: NodeState) -> str:
         return f"this node cannot store its epoch: {pair.epoch_error}"
     if state.loop is not None and state.loop.is_short_of_descriptors:
         return "this node lets no new connections in, for want of descriptors"
-    if state.security is not None and (state.security.error or (state.security.http or state.security).error):
-        return "a list of principals, a certificate or a file of tokens cannot be read"
+    if state.security is not None and state.security.error:
+        return "the list of principals cannot be read"
     return ""

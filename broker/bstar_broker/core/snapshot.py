@@ -258,31 +258,11 @@ class JournalState(msgspec.Struct, frozen=True):
     errors: int
 
 
-class HttpState(msgspec.Struct, frozen=True):
-    """The HTTP endpoint: whether it speaks TLS, and how many ``credentials`` its file lists (0: none is asked
-    for).
-
-    ``refusals`` counts requests without a page, by reason. ``error`` tells why the certificate or the file
-    of tokens could not be read again; "" if nothing is wrong with them.
-    """
-
-    is_encrypted: bool
-    credentials: int
-    refusals: dict[str, int] = {}
-    error: str = ""
-
-    @property
-    def is_broken(self) -> bool:
-        """True if a file changed and could not be read."""
-        return self.error != ""
-
-
 class SecurityState(msgspec.Struct, frozen=True):
     """Who may connect. ``is_on`` is False without a key: then everybody who reaches the node may do all.
 
     ``admitted`` counts connections, ``refusals`` those that the ZAP handler refused, by reason. ``error``
-    tells why the node could not start with the list of principals as it is now; "" if it could. ``http`` is
-    None without an HTTP endpoint.
+    tells why the node could not start with the list of principals as it is now; "" if it could.
     """
 
     is_on: bool
@@ -290,12 +270,6 @@ class SecurityState(msgspec.Struct, frozen=True):
     admitted: int = 0
     refusals: dict[str, int] = {}
     error: str = ""
-    http: HttpState | None = None
-
-    @property
-    def errors(self) -> str:
-        """What keeps the node from starting again: what is wrong with files that say who may do what."""
-        return "; ".join(filter(None, (self.error, self.http.error if self.http is not None else "")))
 
     @property
     def is_list_broken(self) -> bool:

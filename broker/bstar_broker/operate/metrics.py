@@ -34,7 +34,6 @@ from bstar_broker.core.snapshot import (
     BrokerState,
     DiskState,
     FrontState,
-    HttpState,
     JournalState,
     LoopState,
     NodeState,
@@ -137,13 +136,6 @@ _OF_SECURITY: tuple[Row, ...] = (
     (Gauge, "bstar_principals_broken", "is_list_broken",
      "1 if the list of principals changed and a node could not start with it."),
     (Counter, "bstar_connections_admitted", "admitted", "Connections that proved a key of the list."),
-)
-_OF_HTTP: tuple[Row, ...] = (
-    (Gauge, "bstar_http_tls", "is_encrypted", "1 if the HTTP endpoint speaks TLS."),
-    (Gauge, "bstar_http_credentials", "credentials",
-     "Tokens and users that may read status and metrics; 0: everybody who reaches the endpoint may."),
-    (Gauge, "bstar_http_files_broken", "is_broken",
-     "1 if the certificate or the file of tokens changed and could not be read; what it said before holds."),
 )
 _OF_STORE: tuple[Row, ...] = (
     (Gauge, "bstar_store_leading", "is_leading",
@@ -254,8 +246,6 @@ class NodeCollector(Collector):
             yield from _plain(_OF_SECURITY, state.security)
             text = "Connections refused: key not in the list, role that does not fit, entry beyond a bound."
             yield _labelled(Counter, "bstar_connections_refused", text, "reason", state.security.refusals)
-            if state.security.http is not None:
-                yield from _http(state.security.http)
 
     def _grouped(self, broker: BrokerState) -> list[ServiceState]:
         """One state for each label value."""
@@ -422,12 +412,6 @@ def _fronts(fronts: Sequence[FrontState]) -> Iterator[Metric]:
             for word, count in counts.items():
                 family.add_metric((front.name, word), count)
     yield from (peers, events, levels)
-
-
-def _http(http: HttpState) -> Iterator[Metric]:
-    yield from _plain(_OF_HTTP, http)
-    text = "HTTP requests without a page: no credentials, wrong ones, no TLS, or a handshake that failed."
-    yield _labelled(Counter, "bstar_http_refused", text, "reason", http.refusals)
 
 
 def _labelled(

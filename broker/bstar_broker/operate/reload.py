@@ -6,7 +6,7 @@ from bstar.settings import Settings, flatten
 from bstar.settings.fields import nested
 from bstar_broker.core.settings import RELOADABLE, BrokerSettings
 
-# The list of principals, certificates and tokens are files of their own, and the node follows them by itself.
+# The list of principals is a file of its own, and the node follows it by itself.
 RELOADED_KEYS = frozenset({"log.level", "log.format", *(f"limits.{name}" for name in RELOADABLE)})
 
 

@@ -6,20 +6,19 @@ from bstar.net.agenda import LAG_BOUNDS_S
 from bstar.net.curve import Gate
 from bstar.net.listener import Listener
 from bstar.net.reactor import Reactor
-from bstar_broker.core.snapshot import ConnectionsState, HttpState, LoopState, SecurityState
+from bstar_broker.core.snapshot import ConnectionsState, LoopState, SecurityState
 
 
-def security_state(gate: Gate | None, http: HttpState | None) -> SecurityState:
+def security_state(gate: Gate | None) -> SecurityState:
     """Who may connect, and who was refused."""
     if gate is None:
-        return SecurityState(is_on=False, http=http)
+        return SecurityState(is_on=False)
     return SecurityState(
         is_on=True,
         principals=len(gate.security.principals.all),
         admitted=gate.doorkeeper.admitted.total(),
         refusals=dict(gate.doorkeeper.refusals),
         error=gate.security.error,
-        http=http,
     )
 
 

@@ -1,19 +1,22 @@
-"""An HTTP endpoint of a process: where it listens, who may read its pages, and the thread that serves them.
+"""The HTTP endpoint of a process for probes and metrics: where it listens, and the thread that serves it.
 
-A node, an arbiter and a worker each have one if they are told an address. What its pages say is theirs.
+A node, an arbiter and a worker each have one if their settings name an address. What its pages say is theirs.
 """
 
 import threading
-from collections.abc import Callable, Iterable
-from typing import Self
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
 from bstar.base.closing import Closing
 from bstar.base.endpoints import parse_http_bind
-from bstar.errors import ConfigurationError
-from bstar.net.http_access import HttpAccess, HttpFiles
-from bstar.net.http_server import CLOSE_S_MAX, BoundedServer, Page, Stream
+from bstar.errors import BstarError, ConfigurationError
+from bstar.net.http_server import CLOSE_S_MAX, BoundedServer, Page, Stream, said
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 ANSWER_S_MAX = 1.0
 """A loop that does not answer a probe within this time hangs."""
@@ -22,14 +25,10 @@ ANSWER_S_MAX = 1.0
 class HttpPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where a worker or an arbiter serves its health and metrics: ``bind`` is ``ADDRESS:PORT``.
 
-    ``certificate`` and ``key``, ``tokens``: paths of files as in ``http.`` of a node's configuration. An
-    address that is not loopback needs both, or ``allow_remote``.
+    An address that is not loopback needs ``allow_remote``.
     """
 
     bind: str
-    certificate: str | None = None
-    key: str | None = None
-    tokens: str | None = None
     allow_remote: bool = False
 
     @classmethod
@@ -40,38 +39,47 @@ class HttpPlace(msgspec.Struct, frozen=True, kw_only=True):
             endpoint = parse_http_bind(place.bind)
         except ValueError as error:
             raise ConfigurationError(f"http: {error}") from error
-        if (place.certificate is None) != (place.key is None):
-            raise ConfigurationError("http: TLS needs a certificate and its private key: name both files")
-        is_guarded = place.certificate is not None and place.tokens is not None
-        if not (endpoint.is_loopback or is_guarded or place.allow_remote):
+        if not (endpoint.is_loopback or place.allow_remote):
             raise ConfigurationError(
-                f"http: others can reach {place.bind} and read its pages: name certificate, key and tokens, "
-                "bind 127.0.0.1, or say allow_remote if the network itself keeps strangers out"
+                f"http: others can reach {place.bind} and read its pages: bind 127.0.0.1 and put a proxy "
+                "with TLS before it, or say allow_remote if the network itself keeps strangers out"
             )
         return place
 
 
-class HttpEndpoint(Closing):
-    """Serves from the moment it is made until ``close``; ``answer(path, accept)`` makes each page.
+def metrics_page(registry: "CollectorRegistry") -> Callable[[str], Page]:
+    """The page ``/metrics`` of this registry; it takes the header Accept."""
+    from prometheus_client.exposition import choose_encoder  # noqa: PLC0415 - applications need not have it
 
-    ``bind`` is ``ADDRESS:PORT``; port 0 takes any free one, ``url`` tells which. ``open_paths`` need no
-    credentials. Raises ConfigurationError if the address cannot be listened on, or a file cannot be used;
-    ``setting`` is what it calls the address.
+    def page(accept: str) -> Page:
+        encode, content_type = choose_encoder(accept)
+        return Page(HTTPStatus.OK, content_type, encode(registry))
+
+    return page
+
+
+class HttpEndpoint(Closing):
+    """Serves from the moment it is made until ``close``.
+
+    ``bind`` is ``ADDRESS:PORT``; port 0 takes any free one, ``url`` has it. ``pages`` has a function for each
+    path, which takes the header Accept. If it raises TimeoutError, ``loop`` hangs, and the answer is 503.
+    Raises ConfigurationError if the address cannot be listened on; ``setting`` is what it calls the address.
     """
 
     def __init__(
         self,
         bind: str,
-        files: HttpFiles,
-        answer: Callable[[str, str], Page | Stream],
-        open_paths: Iterable[str],
+        pages: Mapping[str, Callable[[str], Page | Stream]],
+        *,
+        loop: str,
+        answer_timeout_s: float = ANSWER_S_MAX,
         setting: str = "http",
     ) -> None:
-        self.access = access = HttpAccess(files)
-        self._scheme = "http" if access.tls is None else "https"
+        self._pages = pages
+        self._hangs = f"{loop} did not answer within {answer_timeout_s:g} s"
         try:
             endpoint = parse_http_bind(bind)
-            self._server = BoundedServer(endpoint.host, endpoint.port, answer, access, frozenset(open_paths))
+            self._server = BoundedServer(endpoint.host, endpoint.port, self._answer)
         except ValueError as error:
             raise ConfigurationError(f"{setting}: {error}") from error
         except OSError as error:
@@ -85,6 +93,19 @@ class HttpEndpoint(Closing):
         )
         self._thread.start()
 
+    def _answer(self, path: str, accept: str) -> Page | Stream:
+        make = self._pages.get(path)
+        if make is None:
+            return said(HTTPStatus.NOT_FOUND, "unknown path", paths=tuple(self._pages))
+        try:
+            return make(accept)
+        except (TimeoutError, BstarError) as error:
+            return said(HTTPStatus.SERVICE_UNAVAILABLE, self.why(error))
+
+    def why(self, error: Exception) -> str:
+        """The text for a state that could not be had."""
+        return str(error) or self._hangs
+
     @property
     def port(self) -> int:
         """The port on which it listens."""
@@ -94,11 +115,7 @@ class HttpEndpoint(Closing):
     def url(self) -> str:
         """Where the server is, without a path."""
         host = self._server.server_name
-        return (
-            f"{self._scheme}://[{host}]:{self.port}"
-            if ":" in host
-            else f"{self._scheme}://{host}:{self.port}"
-        )
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def close(self) -> None:
         """Stop listening and end open requests, in bounded time. Idempotent."""

@@ -1,22 +1,17 @@
-"""A small HTTP server for a process's pages that no peer can slow down, fill up or read without leave.
+"""A small HTTP server for a process's pages that no peer can slow down or fill up.
 
 It has a thread for itself and one for each connection. A connection carries one request. Requests are bounded
-in size, number and time, and the TLS handshake counts as part of the request; there is no access log. When
-all connections are taken, the oldest one without a whole request makes room: a peer that sends its request at
-once is always answered.
+in size, number and time; there is no access log. When all connections are taken, the oldest one without a
+whole request makes room: a peer that sends its request at once is always answered.
 
 A page may be a stream of events without an end. Streams are few, each lives for a bounded time, and one whose
-reader does not keep up is cut.
-
-``HttpAccess`` says whether there is TLS and which secret a request must show. A request in the clear to a
-port with TLS is told so (400) and gets nothing else.
+reader does not keep up is cut. TLS and credentials are a proxy's (docs/security.md).
 """
 
 import contextlib
 import logging
 import socket
 import socketserver
-import ssl
 import threading
 import time
 from collections import Counter
@@ -30,25 +25,23 @@ from typing import cast
 import msgspec
 
 from bstar.net.connections import network_of
-from bstar.net.http_access import HttpAccess
-from bstar.security.files import LOOK_INTERVAL_S
 
 _log = logging.getLogger("bstar.http")
 
 # Two Prometheus servers, two load balancers and a person, several times over.
 CONNECTIONS_MAX = 32
-# A connection carries one request; a probe needs less time. The TLS handshake is part of it.
+# A connection carries one request; a probe needs less time.
 CONNECTION_S_MAX = 10.0
 # A peer that takes longer than this does not read its answer.
 _ANSWER_S_MAX = 2.0
-# Between two pieces of a handshake or a request.
+# Between two pieces of a request.
 PIECE_S_MAX = 5.0
 # Request line and headers together.
 REQUEST_BYTES_MAX = 16 * 1024
 # Tabs that somebody watches. A stream takes one of the connections, and most of them stay for probes.
 # Addresses (IPv6: /64) share them, so that one reader cannot hold all.
 STREAMS_MAX = 8
-# Then its reader connects again, and shows its credentials again.
+# Then its reader connects again.
 STREAM_S_MAX = 600.0
 # What a reader may be behind: octets in the kernel, and the time for which they are not taken.
 _STREAM_BUFFER_BYTES = 64 * 1024
@@ -57,8 +50,6 @@ STREAM_BEHIND_S_MAX = 5.0
 CLOSE_S_MAX = 2.0
 
 JSON = "application/json; charset=utf-8"
-# The type of a TLS record that begins a handshake (RFC 8446, 5.1); no method of HTTP begins with it.
-_HANDSHAKE = b"\x16"
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -129,8 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, with_body: bool) -> None:
         self.server.has_asked()
-        path = self.path.partition("?")[0]
-        page = self._refusal(path) or self._page(path)
+        page = self._page(self.path.partition("?")[0])
         if isinstance(page, Stream) and with_body and not self.server.may_stream():
             page = said(HTTPStatus.SERVICE_UNAVAILABLE, f"{STREAMS_MAX} streams are open already")
         if isinstance(page, Stream):
@@ -155,38 +145,14 @@ class _Handler(BaseHTTPRequestHandler):
         for piece in stream.pieces:
             self.wfile.write(piece)
 
-    def _refusal(self, path: str) -> Page | None:
-        """What a request gets that came in the clear to a port with TLS, or may not read this page."""
-        access = self.server.access
-        if access.tls is not None and not isinstance(self.connection, ssl.SSLSocket):
-            access.refuse("no-tls", self.client_address[0])
-            return said(HTTPStatus.BAD_REQUEST, "this port speaks HTTPS only: ask https://")
-        if path in self.server.open_paths:
-            return None
-        reason = access.judge(self.headers.get_all("Authorization", []))
-        if reason is None:
-            return None
-        access.refuse(reason, self.client_address[0])
-        challenges = tuple(("WWW-Authenticate", each) for each in access.challenges)
-        why = (
-            "this page needs credentials"
-            if reason == "no-credentials"
-            else "these credentials are not listed"
-        )
-        return msgspec.structs.replace(said(HTTPStatus.UNAUTHORIZED, why), headers=challenges)
-
     def _refuse_method(self) -> None:
         # Read the rest of the request, or the connection's reset could overtake our answer.
         length = self.headers.get("Content-Length", "0")
         if length.isdecimal():
             # The first nine digits show that a length is too large.
             self.rfile.read(min(int(length[:9]), REQUEST_BYTES_MAX))
-        page = self._refusal(self.path.partition("?")[0])
-        if page is None:
-            why = f"{self.command} is not possible here; GET and HEAD are"
-            page = said(HTTPStatus.METHOD_NOT_ALLOWED, why)
-            page = msgspec.structs.replace(page, headers=(("Allow", "GET, HEAD"),))
-        self._send(page, with_body=True)
+        page = said(HTTPStatus.METHOD_NOT_ALLOWED, f"{self.command} is not possible here; GET and HEAD are")
+        self._send(msgspec.structs.replace(page, headers=(("Allow", "GET, HEAD"),)), with_body=True)
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse_method  # noqa: N815 - http.server's names
 
@@ -231,27 +197,17 @@ class _Connection(msgspec.Struct, eq=False):
 class BoundedServer(HTTPServer):
     """Listens from the moment it is made. ``answer(path, accept)`` makes the page or the stream of a GET.
 
-    ``open_paths`` need no credentials. Raises OSError if the address cannot be listened on.
+    Raises OSError if the address cannot be listened on.
     """
 
     request_queue_size = 64
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        answer: Callable[[str, str], Page | Stream],
-        access: HttpAccess,
-        open_paths: frozenset[str],
-    ) -> None:
+    def __init__(self, host: str, port: int, answer: Callable[[str, str], Page | Stream]) -> None:
         self.answer = answer
-        self.access = access
-        self.open_paths = open_paths
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # Each by its thread, the oldest first.
         self._connections: dict[threading.Thread, _Connection] = {}
         self._lock = threading.Lock()
-        self._look_at = time.monotonic() + LOOK_INTERVAL_S
         super().__init__(("" if host == "*" else host, port), _Handler)
 
     def server_bind(self) -> None:
@@ -323,50 +279,21 @@ class BoundedServer(HTTPServer):
 
     def _serve(self, connection: _Connection, client_address: tuple[str, int]) -> None:
         try:
-            if self.access.tls is None or self._shake_hands(connection, self.access.tls, client_address[0]):
-                self.finish_request(connection.socket, client_address)
+            self.finish_request(connection.socket, client_address)
         except OSError:
             pass  # the peer went away, or took too long and was cut off
         finally:
             with self._lock:
                 self._connections.pop(threading.current_thread(), None)
-            self._end(connection.socket)
-
-    def _shake_hands(self, connection: _Connection, tls: ssl.SSLContext, address: str) -> bool:
-        """Begin TLS; False if that failed. What begins no handshake stays in the clear, to be told so."""
-        plain = connection.socket
-        plain.settimeout(PIECE_S_MAX)
-        if plain.recv(1, socket.MSG_PEEK) != _HANDSHAKE:
-            return True
-        try:
-            with self._lock:
-                secured = tls.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
-                connection.socket = secured
-            secured.do_handshake()
-        except OSError as error:
-            detail = error.reason if isinstance(error, ssl.SSLError) else error.strerror
-            self.access.refuse("tls-failed", address, detail or str(error))
-            return False
-        return True
-
-    def _end(self, connection: socket.socket) -> None:
-        if isinstance(connection, ssl.SSLSocket):
-            with contextlib.suppress(OSError, ValueError):  # it may be gone already
-                # Say that nothing follows (close_notify), and do not wait for the peer to say so.
-                connection.settimeout(0)
-                connection.unwrap()
-        self.shutdown_request(connection)
+            self.shutdown_request(connection.socket)
 
     def service_actions(self) -> None:
-        """Called every turn of ``serve_forever``: cut connections that take too long, read changed files."""
+        """Called every turn of ``serve_forever``: cut connections that take too long."""
         now = time.monotonic()
         with self._lock:
             for each in self._connections.values():
                 if now >= each.ends_at:
                     _cut(each.socket)
-        if now >= self._look_at:
-            self._look_at = now + LOOK_INTERVAL_S
-            self.access.refresh()
 
     def server_close(self) -> None:
         """Stop listening, and wait a bounded time for the threads after their connections are cut."""
@@ -382,5 +309,4 @@ class BoundedServer(HTTPServer):
 
 def _cut(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):  # it may be gone already
-        # Not SSLSocket's: its thread would go on in the clear.
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+        connection.shutdown(socket.SHUT_RDWR)

@@ -10,21 +10,17 @@ from http import HTTPStatus
 
 import msgspec
 
-from bstar.errors import BstarError, ConfigurationError
-from bstar.net.http_endpoint import ANSWER_S_MAX, HttpEndpoint, HttpPlace
+from bstar.errors import ConfigurationError
+from bstar.net.http_endpoint import ANSWER_S_MAX, HttpEndpoint, HttpPlace, metrics_page
 from bstar.net.http_server import Page, said
 
 try:
     from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
-    from prometheus_client.exposition import choose_encoder
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as error:
     text = "--http needs prometheus-client, which is missing: pip install '.[server]' in a clone of bstar"
     raise ConfigurationError(text) from error
-
-_OPEN_PATHS = ("/healthz", "/readyz")
-_PATHS = (*_OPEN_PATHS, "/metrics")
 
 
 class ArbiterFigures(msgspec.Struct, frozen=True):
@@ -41,11 +37,12 @@ class ArbiterProbes(HttpEndpoint, Collector):
 
     def __init__(self, place: HttpPlace, figures: Callable[[float], ArbiterFigures]) -> None:
         self._ask = figures
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
-        GCCollector(registry=self._registry)
-        super().__init__(place.bind, place, self._page, _OPEN_PATHS, "--http")
+        registry = CollectorRegistry()
+        registry.register(self)
+        ProcessCollector(registry=registry)
+        GCCollector(registry=registry)
+        pages = {"/healthz": self._health, "/readyz": self._health, "/metrics": metrics_page(registry)}
+        super().__init__(place.bind, pages, loop="the arbiter's loop", setting="--http")
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: the arbiter need not answer for that."""
@@ -63,15 +60,5 @@ class ArbiterProbes(HttpEndpoint, Collector):
             drops.add_metric((reason,), count)
         yield drops
 
-    def _page(self, path: str, accept: str) -> Page:
-        if path not in _PATHS:
-            return said(HTTPStatus.NOT_FOUND, "unknown path", paths=_PATHS)
-        try:
-            if path == "/metrics":
-                encode, content_type = choose_encoder(accept)
-                return Page(HTTPStatus.OK, content_type, encode(self._registry))
-            figures = self._ask(ANSWER_S_MAX)
-        except (TimeoutError, BstarError) as error:
-            why = str(error) or f"the arbiter's loop did not answer within {ANSWER_S_MAX:g} s"
-            return said(HTTPStatus.SERVICE_UNAVAILABLE, why)
-        return said(HTTPStatus.OK, "the arbiter's loop answers", pairs=figures.pairs)
+    def _health(self, _accept: str) -> Page:
+        return said(HTTPStatus.OK, "the arbiter's loop answers", pairs=self._ask(ANSWER_S_MAX).pairs)

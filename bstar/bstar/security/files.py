@@ -40,19 +40,6 @@ def read_small(path: str | os.PathLike[str], bytes_max: int) -> tuple[bytes, boo
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def read_private(path: str | os.PathLike[str], bytes_max: int, what: str) -> bytes:
-    """The same of a file that holds a secret; ``what`` is the secret's name.
-
-    Raises ConfigurationError if it cannot be read, is too large, or if others may use it.
-    """
-    octets, is_open = read_small(path, bytes_max)
-    if is_open:
-        raise ConfigurationError(f"{path}: others may read this {what}: chmod 600 {path}")
-    if len(octets) > bytes_max:
-        raise ConfigurationError(f"{path}: has more than {bytes_max} octets, which no {what} has")
-    return octets
-
-
 class WatchedFiles(Generic[T]):
     """``value`` is what ``read()`` made of some files when it read them last.
 

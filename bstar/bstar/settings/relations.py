@@ -269,19 +269,11 @@ def _missing_doors(values: Mapping[str, object]) -> Iterator[Problem]:
 
 
 def _http_problems(http: Http, place: Endpoint | None) -> Iterator[Problem]:
-    if (http.certificate is None) != (http.key is None):
-        given, missing = ("certificate", "key") if http.key is None else ("key", "certificate")
+    if place is not None and not place.is_loopback and not http.allow_remote:
         yield Problem(
-            (f"http.{missing}", f"http.{given}"),
-            f"is missing beside http.{given}: TLS needs a certificate and its private key",
-        )
-    is_guarded = http.certificate is not None and http.tokens is not None
-    if place is not None and not place.is_loopback and not is_guarded and not http.allow_remote:
-        yield Problem(
-            ("http.bind", "http.allow_remote", "http.certificate", "http.tokens"),
-            "others can reach this address and read status and metrics, because TLS (http.certificate, "
-            "http.key) or http.tokens is missing: name these files, bind 127.0.0.1, or say "
-            "http.allow_remote: true if the network itself keeps strangers out",
+            ("http.bind", "http.allow_remote"),
+            "others can reach this address and read status and metrics: bind 127.0.0.1 and put a proxy with "
+            "TLS before it, or say http.allow_remote: true if the network itself keeps strangers out",
         )
 
 

@@ -179,37 +179,14 @@ class Http(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             description="ADDRESS:PORT where health probes, status and metrics are served. Port 0 takes any "
             "free one (the log says which). null serves none. Two nodes on one machine need two ports. An "
-            "address that is not loopback needs certificate, key and tokens, or allow_remote: true."
+            "address that is not loopback needs allow_remote: true."
         ),
     ] = "127.0.0.1:9401"
-    certificate: Annotated[
-        Annotated[str, Meta(min_length=1)] | None,
-        Meta(
-            description="Path of a certificate (PEM, the chain behind it). With it only HTTPS is served, TLS "
-            "1.2 or newer. The node reads it again when it changes. null: plain HTTP."
-        ),
-    ] = None
-    key: Annotated[
-        Annotated[str, Meta(min_length=1)] | None,
-        Meta(
-            description="Path of the certificate's private key (PEM, without a pass phrase), which only the "
-            "node's user may read."
-        ),
-    ] = None
-    tokens: Annotated[
-        Annotated[str, Meta(min_length=1)] | None,
-        Meta(
-            description="Path of a file that only the node's user may read. Each line is a token (bearer) or "
-            "USER:PASSWORD (basic), with a secret of 16 characters or more. Status and metrics are then for "
-            "those who show one; the health probes are for everybody. The node reads it again when it "
-            "changes. null: everybody reads all."
-        ),
-    ] = None
     allow_remote: Annotated[
         bool,
         Meta(
-            description="Must be true for a bind address that is not loopback if certificate or tokens is "
-            "null: whoever reaches the port or sees its traffic can then read status and metrics."
+            description="Must be true for a bind address that is not loopback: everybody who reaches the "
+            "port or sees its traffic can then read status and metrics."
         ),
     ] = False
 

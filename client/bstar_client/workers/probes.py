@@ -11,12 +11,9 @@ gets no answer at all, which is the same to its asker.
 from collections.abc import Callable
 from http import HTTPStatus
 
-from bstar.net.http_endpoint import ANSWER_S_MAX, HttpEndpoint, HttpPlace
+from bstar.net.http_endpoint import ANSWER_S_MAX, HttpEndpoint, HttpPlace, metrics_page
 from bstar.net.http_server import Page, said
 from bstar_client.core.figures import WorkerFigures
-
-_OPEN_PATHS = ("/healthz", "/readyz")
-_PATHS = (*_OPEN_PATHS, "/metrics")
 
 Exposition = Callable[[str], Page]
 """Makes the page of metrics from the value of the header Accept."""
@@ -34,20 +31,16 @@ class WorkerProbes(HttpEndpoint):
     ) -> None:
         self._figures = figures
         self._answers = answers
-        self._exposition = exposition
-        super().__init__(place.bind, place, self._page, _OPEN_PATHS)
+        pages = {"/healthz": self._health, "/readyz": self._readiness, "/metrics": exposition}
+        super().__init__(place.bind, pages, loop="the worker's loop")
 
-    def _page(self, path: str, accept: str) -> Page:
-        if path == "/metrics":
-            return self._exposition(accept)
-        if path not in _PATHS:
-            return said(HTTPStatus.NOT_FOUND, "unknown path", paths=_PATHS)
+    def _living(self) -> WorkerFigures:
         if not self._answers(ANSWER_S_MAX):
-            why = f"the worker's loop did not answer within {ANSWER_S_MAX:g} s"
-            return said(HTTPStatus.SERVICE_UNAVAILABLE, why)
-        figures = self._figures()
-        if path == "/healthz":
-            return self._health(figures)
+            raise TimeoutError
+        return self._figures()
+
+    def _readiness(self, _accept: str) -> Page:
+        figures = self._living()
         nodes = [node for node, is_registered in figures.registered.items() if is_registered]
         if figures.is_stopping:
             return said(HTTPStatus.SERVICE_UNAVAILABLE, "the worker is stopping", nodes=nodes)
@@ -56,8 +49,8 @@ class WorkerProbes(HttpEndpoint):
             return said(HTTPStatus.SERVICE_UNAVAILABLE, why, nodes=nodes)
         return said(HTTPStatus.OK, "registered", nodes=nodes)
 
-    @staticmethod
-    def _health(figures: WorkerFigures) -> Page:
+    def _health(self, _accept: str) -> Page:
+        figures = self._living()
         counts = {"running": figures.running, "stuck": figures.stuck}
         if figures.stuck:
             why = f"{figures.stuck} handlers ran past handler_timeout_s and have not returned"
@@ -69,7 +62,6 @@ def exposition_of(subject: object) -> Exposition:
     """The page of metrics of one worker. ConfigurationError's page if prometheus-client is not installed."""
     try:
         from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector  # noqa: PLC0415
-        from prometheus_client.exposition import choose_encoder  # noqa: PLC0415
 
         from bstar_client.metrics import register  # noqa: PLC0415
     except ModuleNotFoundError:
@@ -79,9 +71,4 @@ def exposition_of(subject: object) -> Exposition:
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)
     register(subject, registry=registry)  # type: ignore[arg-type]  # a worker
-
-    def encode(accept: str) -> Page:
-        make, content_type = choose_encoder(accept)
-        return Page(HTTPStatus.OK, content_type, make(registry))
-
-    return encode
+    return metrics_page(registry)

@@ -241,7 +241,6 @@ const parts = (state) => {
     cards.push(["Security", [
       ["connections", security.is_on ? "encrypted, authenticated" : "open to everybody who reaches the node"],
       ["principals", security.principals], ["admitted", count(security.admitted)], ["refused", count(sum(security.refusals))],
-      ["HTTP", security.http && (security.http.is_encrypted ? "TLS" : "in the clear")],
     ]]);
   }
   if (journal) {
