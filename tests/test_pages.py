@@ -13,10 +13,12 @@ from pages.markdown import BEGIN, END, replace
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.loopback
 def test_the_generated_files_are_what_the_code_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--check", str(ROOT)]) == 0, capsys.readouterr().err
 
 
+@pytest.mark.loopback
 def test_files_that_differ_are_found_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "docs").mkdir()
     for name in PARTS:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from bstar.settings import sample_client_configuration, sample_configuration
-from pages import configuration, dashboards, interface, journal, orders, refusals, rules, tables
+from pages import configuration, dashboards, faces, interface, journal, orders, refusals, rules, tables
 from pages.markdown import replace
 
 FILES: dict[str, Callable[[], str]] = {
@@ -16,6 +16,7 @@ FILES: dict[str, Callable[[], str]] = {
     "configs/client.yaml": sample_client_configuration,
     "docs/configuration.md": configuration.generate,
     "docs/interface.txt": interface.generate,
+    **{f"client/bstar_client/sync/{name}.py": partial(faces.generate, name) for name in faces.FACES},
     **{name: partial(dashboards.generate, each) for name, each in dashboards.files().items()},
 }
 """Files that are generated as a whole."""

@@ -20,8 +20,14 @@ class AsyncCaller(ClientBase):
         self._loop: ClientLoop | None = None
         self._is_closed = False
 
-    async def _reply_to(self, loop: ClientLoop, call: Call, answer: Answer) -> Reply:
+    def _sink(self) -> Answer:
+        """For the outcome of one call. Raises an error if the client cannot be used here."""
+        return Answer(self._open().event_loop)
+
+    async def _reply_to(self, call: Call, answer: Answer) -> Reply:
         """Send the call and await its reply; raises the error if its outcome is one."""
+        loop = self._loop
+        assert loop is not None, "_sink() has opened it"
         await loop.begin(call)
         try:
             return reply_of(await answer.future)
@@ -30,6 +36,44 @@ class AsyncCaller(ClientBase):
             raise
         finally:
             loop.end(call)
+
+    async def _replies_of(self, make_call: Callable[[Feed], Call]) -> AsyncGenerator[Reply, None]:
+        """Make the call of a stream for a sink, send it and yield its replies."""
+        loop = self._open()
+        feed = Feed(loop.event_loop)
+        call = make_call(feed)
+        await loop.begin(call)
+        try:
+            while True:
+                reply = await feed.reply()
+                yield reply
+                if reply.is_final:
+                    return
+        except NoActiveNodeError as error:
+            await self._explain(error)
+            raise
+        finally:
+            loop.end(call)
+
+    async def _replies_to(
+        self, make_calls: Callable[[Callable[[], Answer]], list[Call]]
+    ) -> tuple[list[Call], list[Reply]]:
+        """Calls that go out together, made with a function that makes sinks; and their replies."""
+        loop = self._open()
+        calls = make_calls(lambda: Answer(loop.event_loop))
+        answers: list[Answer] = [call.sink for call in calls]
+        begun: list[Call] = []
+        try:
+            for call in calls:
+                await loop.begin(call)
+                begun.append(call)
+            return calls, [reply_of(await answer.future) for answer in answers]
+        except NoActiveNodeError as error:
+            await self._explain(error)
+            raise
+        finally:
+            for call in begun:
+                loop.end(call)
 
     async def _explain(self, error: NoActiveNodeError) -> None:
         """Say in the error what is at the endpoints that the client did not reach."""
@@ -85,7 +129,9 @@ class AsyncCaller(ClientBase):
     # --- the end ------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """As ``HAClient.close``."""
+        """End every outstanding call with an error that says what is known of it, and release everything.
+        Idempotent.
+        """
         self._is_closed = True
         if self._loop is not None and self._pid == os.getpid():
             await self._loop.close()
@@ -96,6 +142,9 @@ class AsyncCaller(ClientBase):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def _check(self) -> None:
+        """The first step of a call does it (``_open``)."""
 
     # --- in the event loop --------------------------------------------------------------------------------
 

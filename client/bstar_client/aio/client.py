@@ -1,13 +1,12 @@
-"""The client for asyncio: ``HAClient``'s methods, awaited. Nothing here waits but in ``await``."""
+"""The client for asyncio."""
 
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Literal, Unpack, overload
 
-from bstar.errors import NoActiveNodeError
 from bstar.wire.mmi import OK, Service
 from bstar_client.aio.caller import AsyncCaller
 from bstar_client.aio.durable import DurableCalls
-from bstar_client.aio.feeds import Answer, Feed, reply_of
 from bstar_client.arguments.bodies import to_name
 from bstar_client.calls.requests import DEFAULT, MapOptions, Timeout
 from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
@@ -15,17 +14,44 @@ from bstar_client.core.window import Window
 
 
 class AsyncHAClient(AsyncCaller, DurableCalls):
-    """The client for asyncio; the arguments are ``HAClient``'s and mean the same.
+    """A client of a pair of brokers, of one broker, or of several pairs.
 
         async with AsyncHAClient(["tcp://node1:5555", "tcp://node2:5555"]) as client:
             reply = await client.request("echo", b"hello")
 
-    It belongs to the event loop and thread in which it is first used. Use it in ``async with``, or call
-    ``close`` at the end. Any number of tasks may share it. A cancelled task, also one that
-    ``asyncio.timeout`` cancels, gives its request up; the worker still executes it.
+    ``endpoints``: those of a pair, the primary first. For several pairs: a list of such lists, a mapping from
+    the pairs' names to such lists, or a Fleet. Each service then belongs to one pair, by a hash
+    (``bstar.fleet``) or by ``pins={"billing": "PAIR"}``. A pair that is down affects its own services only
+    (docs/fleet.md).
 
-    ``outstanding_max`` bounds the requests without a reply. At the bound ``request`` waits until one ends,
+    ``timeout``: the default deadline of a call in seconds. It covers connecting, failing over and waiting;
+    None waits for ever. ``dialect``: ``"native"``, or ``"mdp02"`` for any MDP/0.2 broker, one request at a
+    time. ``on_event`` gets each event of ``bstar_client.core.events``: in the event loop, or with threads in
+    the client's own one or in one that waits for a reply. It must not wait for the client. The client logs
+    what it raises.
+
+    Any number of threads, or of tasks of one event loop, may share one client. A client does not survive
+    ``fork``: in the child every call raises ForkedError. Make a new client there.
+
+    asyncio: it belongs to the event loop and thread in which it is first used. Use it in ``async with``, or
+    call ``close`` at the end. A cancelled task, also one that ``asyncio.timeout`` cancels, gives its request
+    up; the worker still executes it. At the bound ``outstanding_max`` ``request`` waits until a request ends,
     where HAClient raises BusyError.
+
+    ``outstanding_max`` bounds the requests without a reply at each pair. ``partials_max`` bounds the PARTIALs
+    that wait in one stream or that belong to one reply: there is no flow control between worker and client.
+    If the reader of a stream is slower than its worker and the bound is reached, the stream ends with
+    StreamInterruptedError.
+
+    ``ping_interval_s``: how often the client pings the node that it follows while that node sends nothing.
+    ``silence_limit_s``: the silence after which the node counts as lost. None: the nodes tell their timing.
+    ``attempt_timeout_s``, for plain MDP: the silence after which the client sends a request again.
+    ``settle_delay_s``, for plain MDP: the pause before it asks the other node, at least the pair's failover
+    timeout. ``link``: socket options. ``security``: its key, and the keys of the nodes (``bstar.security``).
+    ``context``: a ZeroMQ context to share; the client does not terminate it.
+
+    ``journal``: a directory, or JournalSettings. The client records there how each call ended and which node
+    it followed (docs/journal.md). A journal never makes a call wait or fail.
     """
 
     # --- calls --------------------------------------------------------------------------------------------
@@ -41,17 +67,35 @@ class AsyncHAClient(AsyncCaller, DurableCalls):
         urgent: bool = False,
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
-        """As ``HAClient.request``."""
+        """Send a request and wait for its reply.
+
+        ``body``: bytes, or a sequence of bytes for several frames. ``timeout``: in seconds, None for no
+        limit. ``idempotent=False``: execute it at most once. If a worker may have begun it and its reply is
+        lost, the client does not send it again and raises OutcomeUnknownError.
+
+        ``key``: the caller's own name for this request (text is UTF-8). Requests to a service with the same
+        key are one request: while it is in flight, all callers get its one reply. A worker that keeps its
+        replies (``Worker(dedupe=…)``) also gives it to later callers. A key belongs to one body and one value
+        of ``idempotent``. A broker or worker that sees two of them rejects the second.
+
+        ``urgent``: it overtakes requests in the broker's queue that are not urgent, but not those that
+        workers hold. After 15 urgent requests in a row, one that is not urgent goes first.
+
+        ``headers``: names and texts beside the body; the handler reads ``request.headers``, however often the
+        request is sent or redelivered. 64 at most, 8,000 octets in all; names are visible ASCII. A worker of
+        another dialect gets the body alone. Calls that share a request by ``key`` send the headers of one.
+
+        Raises BusyError, RejectedError (not executed), NoActiveNodeError (deadline, not executed),
+        CallTimeoutError (deadline), HandlerError (the service's handler failed), OutcomeUnknownError,
+        ClosedError, ForkedError.
+        """
         return await self._ask(Ask(body, key, timeout, service, urgent, headers), idempotent=idempotent)
 
     async def _ask(self, ask: Ask, *, idempotent: bool = True, pair: int | None = None) -> Reply:
-        loop = self._open()
-        answer = Answer(loop.event_loop)
-        return await self._reply_to(
-            loop, self._requests.call(ask, answer, idempotent=idempotent, pair=pair), answer
-        )
+        sink = self._sink()
+        return await self._reply_to(self._requests.call(ask, sink, idempotent=idempotent, pair=pair), sink)
 
-    async def stream(
+    def stream(
         self,
         service: str | bytes,
         body: Body,
@@ -61,23 +105,18 @@ class AsyncHAClient(AsyncCaller, DurableCalls):
         urgent: bool = False,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[Reply, None]:
-        """As ``HAClient.stream``. To leave it early, close the iterator (``contextlib.aclosing``)."""
-        loop = self._open()
-        feed = Feed(loop.event_loop)
+        """Send a request and yield its PARTIALs as they come, then the FINAL (``is_final``).
+
+        A stream that breaks after its first PARTIAL is not sent again: it ends with StreamInterruptedError.
+        If the caller leaves the loop early, the client forgets the request; the worker goes on. ``body``,
+        ``timeout``, ``idempotent``, ``urgent`` and ``headers`` are those of ``request``.
+
+        asyncio: to leave it early, close the iterator (``contextlib.aclosing``).
+        """
         ask = Ask(body, None, timeout, service, urgent, headers)
-        call = self._requests.call(ask, feed, idempotent=idempotent, is_stream=True)
-        await loop.begin(call)
-        try:
-            while True:
-                reply = await feed.reply()
-                yield reply
-                if reply.is_final:
-                    return
-        except NoActiveNodeError as error:
-            await self._explain(error)
-            raise
-        finally:
-            loop.end(call)
+        return self._replies_of(
+            lambda sink: self._requests.call(ask, sink, idempotent=idempotent, is_stream=True)
+        )
 
     @overload
     def map(
@@ -110,11 +149,23 @@ class AsyncHAClient(AsyncCaller, DurableCalls):
         idempotent: bool = True,
         errors: Literal["raise", "return"] = "raise",
     ) -> AsyncGenerator[Any, None]:  # Any: the overloads tell it
-        """As ``HAClient.map``. ``bodies`` may also be an async iterable, read while replies are awaited.
+        """Send a request for each body, ``window`` of them at a time, and yield the replies.
 
-        To leave it early, close the iterator (``contextlib.aclosing``), or what is in flight is given up only
-        when the iterator is collected.
+        While the broker says BUSY, fewer are in flight. ``Reply.index`` is the body's position. With
+        ``ordered`` the replies come in the order of the bodies, and a reply that waits for an earlier one
+        counts against the window. ``timeout`` is each request's own deadline, from the moment it is sent;
+        ``idempotent`` is as in ``request``. ``map`` reads ``bodies`` as the window moves. An ``Ask`` is a
+        body with a key, urgency, headers, a timeout or a service of its own.
+
+        ``errors="raise"``: ``map`` raises the first failure, with the body's position in a note, and gives up
+        all requests in flight. ``errors="return"``: ``map`` yields a CallFailed for a failed call and goes
+        on. It raises only what concerns no single call (ClosedError, a body of a wrong type).
+
+        asyncio: ``bodies`` may also be an async iterable, read while replies are awaited. To leave the
+        iterator early, close it (``contextlib.aclosing``), or what is in flight is given up only when it is
+        collected.
         """
+        self._check()
         sliding = self._new_window(bodies, window, ordered, errors)
         return self._map(sliding, service, bodies, timeout, idempotent)
 
@@ -127,30 +178,19 @@ class AsyncHAClient(AsyncCaller, DurableCalls):
         idempotent: bool,
         pair: int | None = None,
     ) -> AsyncGenerator[Reply | CallFailed, None]:
-        def maker(feed: Feed) -> Callable[[Body | Ask, int], Call]:
-            return self._requests.call_maker(service, timeout, idempotent, feed, pair)
+        def maker(sink: Any) -> Callable[[Body | Ask, int], Call]:  # Any: the caller's
+            return self._requests.call_maker(service, timeout, idempotent, sink, pair)
 
         return self._outcomes_of(window, bodies, maker)
 
     async def discover(self, service: str | bytes, *, timeout: Timeout = DEFAULT) -> bool:
-        """As ``HAClient.discover``."""
+        """True if a worker offers the service. A hint: a dead worker counts until it expires (MMI-C-01)."""
         return (await self.request(Service.SERVICE.value, to_name(service), timeout=timeout)).body == OK
 
     async def services(self, *, timeout: Timeout = DEFAULT) -> list[dict[str, object]]:
-        """As ``HAClient.services``."""
-        loop = self._open()
-        calls = self._requests.services_calls(timeout, lambda: Answer(loop.event_loop))
-        answers: list[Answer] = [call.sink for call in calls]
-        begun: list[Call] = []
-        try:
-            for call in calls:
-                await loop.begin(call)
-                begun.append(call)
-            replies = [reply_of(await answer.future) for answer in answers]
-        except NoActiveNodeError as error:
-            await self._explain(error)
-            raise
-        finally:
-            for call in begun:
-                loop.end(call)
+        """The services of the active broker: a dict with ``service``, ``workers`` and ``queued`` for each.
+
+        With several pairs, the services of all, each with its ``pair``. The first failure is raised.
+        """
+        calls, replies = await self._replies_to(partial(self._requests.services_calls, timeout))
         return self._requests.read_services(calls, replies)

@@ -1,9 +1,9 @@
-"""Durable requests of ``AsyncHAClient``: the methods of ``bstar_client.sync.durable``, awaited."""
+"""Durable requests of the client for asyncio."""
 
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
 from contextlib import aclosing
 from datetime import datetime
 from typing import Literal, overload
@@ -11,14 +11,7 @@ from typing import Literal, overload
 from bstar.errors import BusyError, CallTimeoutError
 from bstar.wire.durable import Service
 from bstar_client.calls.client import Client
-from bstar_client.calls.durable import (
-    RetryPolicy,
-    Task,
-    schedule_frame,
-    submit_frame,
-    submit_frames,
-    submit_frames_async,
-)
+from bstar_client.calls.durable import RetryPolicy, Task, schedule_frame, submit_frame, submit_frames_any
 from bstar_client.calls.durable_answers import (
     Pages,
     Polls,
@@ -36,7 +29,11 @@ from bstar_client.core.window import Window
 
 
 class DurableCalls(Client, ABC):
-    """As ``HAClient``'s."""
+    """Requests that a store keeps on the disks of both nodes (docs/durable.md). Native dialect only.
+
+    ``timeout`` is the time for one question to the store, failover included; the client's, unless given. A
+    timeout never changes what is stored. A client of several pairs finds a request by its ``service``.
+    """
 
     @abstractmethod
     async def _ask(self, ask: Ask, *, idempotent: bool = True, pair: int | None = None) -> Reply:
@@ -54,6 +51,13 @@ class DurableCalls(Client, ABC):
     ) -> AsyncGenerator[Reply | CallFailed, None]:
         """Send many requests, and yield what came of them."""
 
+    @abstractmethod
+    def _check(self) -> None:
+        """Raise an error if the client cannot be used here.
+
+        asyncio: the first step of the call does that.
+        """
+
     async def submit(
         self,
         service: str | bytes,
@@ -68,7 +72,19 @@ class DurableCalls(Client, ABC):
         headers: Mapping[str, str] | None = None,
         timeout: Timeout = DEFAULT,
     ) -> str:
-        """As ``HAClient.submit``."""
+        """Store a request; return its id, 32 hexadecimal digits, when it is durable.
+
+        ``key``: the caller's own name for it. Whoever submits to the service with this key submits the same
+        request, and gets the same id, as long as the store knows it. ``delay``: seconds until it begins;
+        ``at``: the time at which it begins, a datetime with a time zone or Unix seconds. ``expires``: seconds
+        after which it is a dead letter if no attempt has succeeded. ``retries``: how often it is tried.
+        ``priority``: 0 to 9; of one service the highest begins first. ``headers``: names and texts beside the
+        body, which the handler finds in ``request.headers``, as those of ``request``.
+
+        Raises BusyError (refused until the deadline, not stored), RejectedError (not stored),
+        NoActiveNodeError (not stored), CallTimeoutError (it may be stored if ``may_have_executed``: submit it
+        again with the same ``key``), ClosedError, ForkedError.
+        """
         pair = self._requests.store_pair(service)
         task = Task(body, key, delay, at, expires, retries, priority, headers)
         frame = submit_frame(service, task, self._requests.carried)
@@ -92,7 +108,17 @@ class DurableCalls(Client, ABC):
         headers: Mapping[str, str] | None = None,
         timeout: Timeout = DEFAULT,
     ) -> str:
-        """As ``HAClient.schedule``."""
+        """Store a schedule: at each of its times a request is submitted. Return the schedule's id.
+
+        ``every``: seconds between two times, one at least; the first is one interval from now, or at ``at``
+        or after ``delay``. ``cron``: a cron expression of five fields, in ``zone``, a name such as
+        ``Europe/Berlin``; summer time is observed. ``missed``: what becomes of times that passed more than a
+        minute before a node served: ``"skip"``, ``"once"`` (one request for all of them) or ``"each"`` (a
+        request for each, the last thousand). ``expires`` counts from each time on. ``cancel`` ends the
+        schedule; ``requests(state="scheduled")`` lists them. ``key``: each caller with the same key gets the
+        same schedule, or RequestCancelledError once it has ended. ``retries``, ``priority``, ``headers`` and
+        the other errors are those of ``submit``.
+        """
         pair = self._requests.store_pair(service)
         task = Task(body, key, delay, at, expires, retries, priority, headers)
         frame = schedule_frame(
@@ -110,21 +136,23 @@ class DurableCalls(Client, ABC):
         window: int = 512,
         timeout: Timeout = DEFAULT,
     ) -> AsyncGenerator[str, None]:
-        """As ``HAClient.submit_many``. ``bodies`` may also be an async iterable.
+        """Store a request for each body, ``window`` of them at a time; yield their ids in order.
 
-        To leave it early, close the iterator (``contextlib.aclosing``).
+        Requests that leave together travel, and are written to the disks, together. A Task is a body with
+        options of its own. The first failure is raised, with the body's position in a note. Bodies behind it
+        may be stored or not: with keys, submit all of them again.
+
+        asyncio: ``bodies`` may also be an async iterable. To leave the iterator early, close it
+        (``contextlib.aclosing``).
         """
+        self._check()
         pair = self._requests.store_pair(service)
         sliding = self._new_window(bodies, window, ordered=True, errors="raise", name="submit_many")
-        frames = (
-            submit_frames_async(service, bodies, self._requests.carried)
-            if isinstance(bodies, AsyncIterable)
-            else submit_frames(service, bodies, self._requests.carried)
-        )
+        frames = submit_frames_any(service, bodies, self._requests.carried)
         return self._submit_many(sliding, frames, timeout, pair)
 
     async def _submit_many(
-        self, window: Window, frames: Iterable[bytes] | AsyncIterator[bytes], timeout: Timeout, pair: int
+        self, window: Window, frames: Iterable[bytes] | AsyncIterable[bytes], timeout: Timeout, pair: int
     ) -> AsyncGenerator[str, None]:
         replies = self._map(window, Service.SUBMIT.value, frames, timeout, idempotent=True, pair=pair)
         async with aclosing(replies):
@@ -155,7 +183,14 @@ class DurableCalls(Client, ABC):
         service: str | bytes | None = None,
         timeout: Timeout = DEFAULT,
     ) -> Result | None:
-        """As ``HAClient.result``."""
+        """The answer to a stored request. It stays in the store until ``close_result`` or its time is over.
+
+        ``wait``: how many seconds to wait for it; None waits until the request has ended, over failovers and
+        times without any node. Returns None if the request has not ended then.
+
+        Raises DeadLetterError, RequestCancelledError or UnknownRequestError if there will be no answer;
+        NoActiveNodeError, CallTimeoutError or BusyError if no node could be asked when ``wait`` was over.
+        """
         pair = self._requests.store_pair(service)
         patience_s = self._requests.seconds(timeout)
         polls = Polls(request_id, wait, time.monotonic())
@@ -176,28 +211,38 @@ class DurableCalls(Client, ABC):
     async def status_of(
         self, request_id: str, *, service: str | bytes | None = None, timeout: Timeout = DEFAULT
     ) -> RequestStatus:
-        """As ``HAClient.status_of``."""
-        return await self._tell(Service.STATUS, fetch_frame(request_id), request_id, service, timeout)
+        """What the store knows of a request; its ``state`` is ``"unknown"`` if the store does not have it."""
+        return await self._status_after(Service.STATUS, fetch_frame(request_id), request_id, service, timeout)
 
     async def close_result(
         self, request_id: str, *, service: str | bytes | None = None, timeout: Timeout = DEFAULT
     ) -> RequestStatus:
-        """As ``HAClient.close_result``."""
-        return await self._tell(Service.CLOSE, to_id(request_id), request_id, service, timeout)
+        """Let the store forget a request, whatever its state. Returns what it knew.
+
+        A pending one is not begun after this has returned. To close one again does no harm.
+        """
+        return await self._status_after(Service.CLOSE, to_id(request_id), request_id, service, timeout)
 
     async def cancel(
         self, request_id: str, *, service: str | bytes | None = None, timeout: Timeout = DEFAULT
     ) -> RequestStatus:
-        """As ``HAClient.cancel``."""
-        return await self._tell(Service.CANCEL, to_id(request_id), request_id, service, timeout)
+        """End a pending request: it is not begun after this has returned. Returns its state.
+
+        An attempt under way goes on in its worker, and its answer is dropped. A request that has ended stays
+        as it is: read ``state``.
+        """
+        return await self._status_after(Service.CANCEL, to_id(request_id), request_id, service, timeout)
 
     async def retry(
         self, request_id: str, *, service: str | bytes | None = None, timeout: Timeout = DEFAULT
     ) -> RequestStatus:
-        """As ``HAClient.retry``."""
-        return await self._tell(Service.RETRY, to_id(request_id), request_id, service, timeout)
+        """Make a dead or cancelled request pending again, with all its attempts. Returns its state.
 
-    async def _tell(
+        It begins at once, and does not expire. A request with an answer stays as it is: read ``state``.
+        """
+        return await self._status_after(Service.RETRY, to_id(request_id), request_id, service, timeout)
+
+    async def _status_after(
         self, operation: Service, frame: bytes, request_id: str, service: str | bytes | None, timeout: Timeout
     ) -> RequestStatus:
         pair = self._requests.store_pair(service)
@@ -213,7 +258,12 @@ class DurableCalls(Client, ABC):
         bodies: bool = False,
         timeout: Timeout = DEFAULT,
     ) -> AsyncGenerator[RequestStatus, None]:
-        """As ``HAClient.requests``."""
+        """The stored requests, in order of submission; those of several pairs one pair after the other.
+
+        ``service``, ``state``: only those. ``older``: submitted that many seconds ago or longer. ``bodies``:
+        with their bodies, in ``frames``. It asks page by page, so it may miss what changes meanwhile.
+        """
+        self._check()
         pages = Pages(service, state, older, bodies)
         return self._requests_of(self._requests.store_pairs(service), pages, timeout)
 
@@ -235,5 +285,5 @@ class DurableCalls(Client, ABC):
         bodies: bool = False,
         timeout: Timeout = DEFAULT,
     ) -> AsyncGenerator[RequestStatus, None]:
-        """As ``HAClient.dead_letters``."""
+        """The requests whose attempts failed or whose time ended; as ``requests`` otherwise."""
         return self.requests(service=service, state="dead", older=older, bodies=bodies, timeout=timeout)

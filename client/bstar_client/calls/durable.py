@@ -149,6 +149,15 @@ async def submit_frames_async(
         index += 1
 
 
+def submit_frames_any(
+    service: str | bytes, bodies: Iterable[Body | Task] | AsyncIterable[Body | Task], carry: Carry
+) -> Iterable[bytes] | AsyncIterable[bytes]:
+    """The same of either."""
+    if isinstance(bodies, AsyncIterable):
+        return submit_frames_async(service, bodies, carry)
+    return submit_frames(service, bodies, carry)
+
+
 def _frame_of_many(service: str | bytes, body: Body | Task, index: int, carry: Carry) -> bytes:
     try:
         return submit_frame(service, body if isinstance(body, Task) else Task(body), carry)

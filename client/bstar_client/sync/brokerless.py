@@ -1,6 +1,6 @@
-"""The clients of servers without a broker, for threads. ``bstar_client.aio.brokerless`` has their twins."""
+# Made of client/bstar_client/aio/brokerless.py by `make docs`: edit that file.
+"""The clients of servers without a broker, for threads."""
 
-import queue
 from collections.abc import Generator, Iterable
 from typing import Any, Literal, overload
 
@@ -8,7 +8,6 @@ from bstar_client.calls.brokerless import Brokerless, FreelanceBase, LazyPirateB
 from bstar_client.calls.requests import DEFAULT, Timeout
 from bstar_client.core.calls import Ask, Body, CallFailed, Reply
 from bstar_client.sync.caller import Caller
-from bstar_client.sync.client_loop import Sink
 
 
 class BrokerlessCalls(Caller, Brokerless):
@@ -24,8 +23,7 @@ class BrokerlessCalls(Caller, Brokerless):
         server could be asked, so it was not executed), OutcomeUnknownError or ClosedError (the client was
         closed), BusyError (``outstanding_max``), ForkedError.
         """
-        self._check()
-        sink: Sink = queue.SimpleQueue()
+        sink = self._sink()
         return self._reply_to(self._call(body, timeout, sink), sink)
 
     @overload
@@ -66,7 +64,7 @@ class BrokerlessCalls(Caller, Brokerless):
         """
         self._check()
         sliding = self._new_window(bodies, self._window if window is None else window, ordered, errors)
-        return self._outcomes_of(sliding, iter(bodies), self._maker(timeout))
+        return self._outcomes_of(sliding, bodies, self._maker(timeout))
 
 
 class LazyPirateClient(BrokerlessCalls, LazyPirateBase):

@@ -3,7 +3,7 @@
 import os
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import islice
 from typing import Self
 
@@ -21,6 +21,11 @@ class Caller(ClientBase):
         self._close_lock = threading.Lock()
         self._loop = ClientLoop(self, self._settings, self._core, self._delivery)
 
+    def _sink(self) -> Sink:
+        """For the outcome of one call. Raises an error if the client cannot be used here."""
+        self._check()
+        return queue.SimpleQueue()
+
     def _reply_to(self, call: Call, sink: Sink) -> Reply:
         """Send the call and wait for its reply; raises the error if its outcome is one."""
         try:
@@ -30,15 +35,58 @@ class Caller(ClientBase):
             if not call.is_done:
                 self._abandon(call)
 
+    def _replies_of(self, make_call: Callable[[Sink], Call]) -> Generator[Reply, None, None]:
+        """Make the call of a stream for a sink, send it now, and yield its replies."""
+        sink = self._sink()
+        call = make_call(sink)
+        try:
+            self._loop.begin([call])
+            self._loop.nudge()
+        except BaseException:
+            self._abandon(call)
+            raise
+        return self._stream(call, sink)
+
+    def _stream(self, call: Call, sink: Sink) -> Generator[Reply, None, None]:
+        try:
+            while True:
+                reply = self._take(call, sink)
+                yield reply
+                if reply.is_final:
+                    return
+        finally:
+            self._abandon(call)
+
+    def _replies_to(
+        self, make_calls: Callable[[Callable[[], Sink]], list[Call]]
+    ) -> tuple[list[Call], list[Reply]]:
+        """Calls that go out together, made with a function that makes sinks; and their replies."""
+        self._check()
+        calls = make_calls(queue.SimpleQueue)
+        sinks = [(call, call.sink) for call in calls]
+        try:
+            self._loop.begin(calls)
+            return calls, [self._take(call, sink) for call, sink in sinks]
+        finally:
+            self._abandon(*calls)
+
     def _outcomes_of(
         self,
         window: Window,
-        bodies: Iterator[Body | Ask],
+        bodies: Iterable[Body | Ask],
         maker: Callable[[Sink], Callable[[Body | Ask, int], Call]],
     ) -> Generator[Reply | CallFailed, None, None]:
         """Send a call for each body as the window allows, and yield what became of them. ``maker`` makes
         the function that makes calls for a sink.
         """
+        return self._outcomes(window, iter(bodies), maker)
+
+    def _outcomes(
+        self,
+        window: Window,
+        bodies: Iterator[Body | Ask],
+        maker: Callable[[Sink], Callable[[Body | Ask, int], Call]],
+    ) -> Generator[Reply | CallFailed, None, None]:
         sink: Sink = queue.SimpleQueue()
         make_call = maker(sink)
         in_flight = window.in_flight

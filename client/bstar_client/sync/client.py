@@ -1,7 +1,8 @@
-"""The client for threads. ``bstar_client.aio.client`` has the same methods for asyncio."""
+# Made of client/bstar_client/aio/client.py by `make docs`: edit that file.
+"""The client for threads."""
 
-import queue
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from functools import partial
 from typing import Any, Literal, Unpack, overload
 
 from bstar.wire.mmi import OK, Service
@@ -10,12 +11,14 @@ from bstar_client.calls.requests import DEFAULT, MapOptions, Timeout
 from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
 from bstar_client.core.window import Window
 from bstar_client.sync.caller import Caller
-from bstar_client.sync.client_loop import Sink
 from bstar_client.sync.durable import DurableCalls
 
 
 class HAClient(Caller, DurableCalls):
     """A client of a pair of brokers, of one broker, or of several pairs.
+
+        with HAClient(["tcp://node1:5555", "tcp://node2:5555"]) as client:
+            reply = client.request("echo", b"hello")
 
     ``endpoints``: those of a pair, the primary first. For several pairs: a list of such lists, a mapping from
     the pairs' names to such lists, or a Fleet. Each service then belongs to one pair, by a hash
@@ -24,11 +27,12 @@ class HAClient(Caller, DurableCalls):
 
     ``timeout``: the default deadline of a call in seconds. It covers connecting, failing over and waiting;
     None waits for ever. ``dialect``: ``"native"``, or ``"mdp02"`` for any MDP/0.2 broker, one request at a
-    time. ``on_event`` gets each event of ``bstar_client.core.events``, in a thread that waits for a reply or
-    in the client's own thread. It must not wait for the client. The client logs what it raises.
+    time. ``on_event`` gets each event of ``bstar_client.core.events``: in the event loop, or with threads in
+    the client's own one or in one that waits for a reply. It must not wait for the client. The client logs
+    what it raises.
 
-    Any number of threads may share one client. A client does not survive ``fork``: in the child every call
-    raises ForkedError. Make a new client there.
+    Any number of threads, or of tasks of one event loop, may share one client. A client does not survive
+    ``fork``: in the child every call raises ForkedError. Make a new client there.
 
     ``outstanding_max`` bounds the requests without a reply at each pair. ``partials_max`` bounds the PARTIALs
     that wait in one stream or that belong to one reply: there is no flow control between worker and client.
@@ -40,8 +44,7 @@ class HAClient(Caller, DurableCalls):
     ``attempt_timeout_s``, for plain MDP: the silence after which the client sends a request again.
     ``settle_delay_s``, for plain MDP: the pause before it asks the other node, at least the pair's failover
     timeout. ``link``: socket options. ``security``: its key, and the keys of the nodes (``bstar.security``).
-    ``context``: a ZeroMQ context to share; the client does not terminate
-    it.
+    ``context``: a ZeroMQ context to share; the client does not terminate it.
 
     ``journal``: a directory, or JournalSettings. The client records there how each call ended and which node
     it followed (docs/journal.md). A journal never makes a call wait or fail.
@@ -85,8 +88,7 @@ class HAClient(Caller, DurableCalls):
         return self._ask(Ask(body, key, timeout, service, urgent, headers), idempotent=idempotent)
 
     def _ask(self, ask: Ask, *, idempotent: bool = True, pair: int | None = None) -> Reply:
-        sink: Sink = queue.SimpleQueue()
-        self._check()
+        sink = self._sink()
         return self._reply_to(self._requests.call(ask, sink, idempotent=idempotent, pair=pair), sink)
 
     def stream(
@@ -105,27 +107,10 @@ class HAClient(Caller, DurableCalls):
         If the caller leaves the loop early, the client forgets the request; the worker goes on. ``body``,
         ``timeout``, ``idempotent``, ``urgent`` and ``headers`` are those of ``request``.
         """
-        sink: Sink = queue.SimpleQueue()
-        self._check()
         ask = Ask(body, None, timeout, service, urgent, headers)
-        call = self._requests.call(ask, sink, idempotent=idempotent, is_stream=True)
-        try:
-            self._loop.begin([call])
-            self._loop.nudge()
-        except BaseException:
-            self._abandon(call)
-            raise
-        return self._replies_of(call, sink)
-
-    def _replies_of(self, call: Call, sink: Sink) -> Generator[Reply, None, None]:
-        try:
-            while True:
-                reply = self._take(call, sink)
-                yield reply
-                if reply.is_final:
-                    return
-        finally:
-            self._abandon(call)
+        return self._replies_of(
+            lambda sink: self._requests.call(ask, sink, idempotent=idempotent, is_stream=True)
+        )
 
     @overload
     def map(
@@ -172,37 +157,30 @@ class HAClient(Caller, DurableCalls):
         """
         self._check()
         sliding = self._new_window(bodies, window, ordered, errors)
-        return self._map(sliding, service, iter(bodies), timeout, idempotent)
+        return self._map(sliding, service, bodies, timeout, idempotent)
 
     def _map(
         self,
         window: Window,
         service: str | bytes,
-        bodies: Iterator[Body | Ask],
+        bodies: Iterable[Body | Ask],
         timeout: Timeout,
         idempotent: bool,
         pair: int | None = None,
     ) -> Generator[Reply | CallFailed, None, None]:
-        def maker(sink: Sink) -> Callable[[Body | Ask, int], Call]:
+        def maker(sink: Any) -> Callable[[Body | Ask, int], Call]:  # Any: the caller's
             return self._requests.call_maker(service, timeout, idempotent, sink, pair)
 
         return self._outcomes_of(window, bodies, maker)
 
     def discover(self, service: str | bytes, *, timeout: Timeout = DEFAULT) -> bool:
         """True if a worker offers the service. A hint: a dead worker counts until it expires (MMI-C-01)."""
-        return self.request(Service.SERVICE.value, to_name(service), timeout=timeout).body == OK
+        return (self.request(Service.SERVICE.value, to_name(service), timeout=timeout)).body == OK
 
     def services(self, *, timeout: Timeout = DEFAULT) -> list[dict[str, object]]:
         """The services of the active broker: a dict with ``service``, ``workers`` and ``queued`` for each.
 
         With several pairs, the services of all, each with its ``pair``. The first failure is raised.
         """
-        self._check()
-        calls = self._requests.services_calls(timeout, queue.SimpleQueue)
-        sinks = [(call, call.sink) for call in calls]
-        try:
-            self._loop.begin(calls)
-            replies = [self._take(call, sink) for call, sink in sinks]
-        finally:
-            self._abandon(*calls)
+        calls, replies = self._replies_to(partial(self._requests.services_calls, timeout))
         return self._requests.read_services(calls, replies)

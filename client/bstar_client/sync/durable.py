@@ -1,8 +1,10 @@
-"""Durable requests of ``HAClient``. ``bstar_client.aio.durable`` has the same methods for asyncio."""
+# Made of client/bstar_client/aio/durable.py by `make docs`: edit that file.
+"""Durable requests of the client for threads."""
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing
 from datetime import datetime
 from typing import Literal, overload
 
@@ -42,7 +44,7 @@ class DurableCalls(Client, ABC):
         self,
         window: Window,
         service: str | bytes,
-        bodies: Iterator[Body | Ask],
+        bodies: Iterable[Body | Ask],
         timeout: Timeout,
         idempotent: bool,
         pair: int | None = None,
@@ -138,16 +140,17 @@ class DurableCalls(Client, ABC):
         self._check()
         pair = self._requests.store_pair(service)
         sliding = self._new_window(bodies, window, ordered=True, errors="raise", name="submit_many")
-        return self._submit_many(
-            sliding, submit_frames(service, bodies, self._requests.carried), timeout, pair
-        )
+        frames = submit_frames(service, bodies, self._requests.carried)
+        return self._submit_many(sliding, frames, timeout, pair)
 
     def _submit_many(
-        self, window: Window, frames: Iterator[bytes], timeout: Timeout, pair: int
+        self, window: Window, frames: Iterable[bytes], timeout: Timeout, pair: int
     ) -> Generator[str, None, None]:
-        for reply in self._map(window, Service.SUBMIT.value, frames, timeout, idempotent=True, pair=pair):
-            assert isinstance(reply, Reply), "errors are raised"
-            yield read_receipt(reply)
+        replies = self._map(window, Service.SUBMIT.value, frames, timeout, idempotent=True, pair=pair)
+        with closing(replies):
+            for reply in replies:
+                assert isinstance(reply, Reply), "errors are raised"
+                yield read_receipt(reply)
 
     @overload
     def result(
@@ -187,7 +190,8 @@ class DurableCalls(Client, ABC):
             frame = polls.frame(time.monotonic())
             limit_s = None if patience_s is None else patience_s + polls.poll_s
             try:
-                found = polls.read(self._ask(Ask(frame, None, limit_s, Service.RESULT.value), pair=pair))
+                reply = self._ask(Ask(frame, None, limit_s, Service.RESULT.value), pair=pair)
+                found = polls.read(reply)
             except (BusyError, CallTimeoutError):
                 if polls.is_over(time.monotonic()):
                     raise
@@ -200,7 +204,7 @@ class DurableCalls(Client, ABC):
         self, request_id: str, *, service: str | bytes | None = None, timeout: Timeout = DEFAULT
     ) -> RequestStatus:
         """What the store knows of a request; its ``state`` is ``"unknown"`` if the store does not have it."""
-        return self._tell(Service.STATUS, fetch_frame(request_id), request_id, service, timeout)
+        return self._status_after(Service.STATUS, fetch_frame(request_id), request_id, service, timeout)
 
     def close_result(
         self, request_id: str, *, service: str | bytes | None = None, timeout: Timeout = DEFAULT
@@ -209,7 +213,7 @@ class DurableCalls(Client, ABC):
 
         A pending one is not begun after this has returned. To close one again does no harm.
         """
-        return self._tell(Service.CLOSE, to_id(request_id), request_id, service, timeout)
+        return self._status_after(Service.CLOSE, to_id(request_id), request_id, service, timeout)
 
     def cancel(
         self, request_id: str, *, service: str | bytes | None = None, timeout: Timeout = DEFAULT
@@ -219,7 +223,7 @@ class DurableCalls(Client, ABC):
         An attempt under way goes on in its worker, and its answer is dropped. A request that has ended stays
         as it is: read ``state``.
         """
-        return self._tell(Service.CANCEL, to_id(request_id), request_id, service, timeout)
+        return self._status_after(Service.CANCEL, to_id(request_id), request_id, service, timeout)
 
     def retry(
         self, request_id: str, *, service: str | bytes | None = None, timeout: Timeout = DEFAULT
@@ -228,13 +232,14 @@ class DurableCalls(Client, ABC):
 
         It begins at once, and does not expire. A request with an answer stays as it is: read ``state``.
         """
-        return self._tell(Service.RETRY, to_id(request_id), request_id, service, timeout)
+        return self._status_after(Service.RETRY, to_id(request_id), request_id, service, timeout)
 
-    def _tell(
+    def _status_after(
         self, operation: Service, frame: bytes, request_id: str, service: str | bytes | None, timeout: Timeout
     ) -> RequestStatus:
         pair = self._requests.store_pair(service)
-        return read_status(self._ask(Ask(frame, None, timeout, operation.value), pair=pair), request_id)
+        reply = self._ask(Ask(frame, None, timeout, operation.value), pair=pair)
+        return read_status(reply, request_id)
 
     def requests(
         self,
@@ -251,9 +256,8 @@ class DurableCalls(Client, ABC):
         with their bodies, in ``frames``. It asks page by page, so it may miss what changes meanwhile.
         """
         self._check()
-        return self._requests_of(
-            self._requests.store_pairs(service), Pages(service, state, older, bodies), timeout
-        )
+        pages = Pages(service, state, older, bodies)
+        return self._requests_of(self._requests.store_pairs(service), pages, timeout)
 
     def _requests_of(
         self, pairs: Iterable[int], pages: Pages, timeout: Timeout
