@@ -92,6 +92,12 @@ def test_a_finding_is_as_severe_as_its_alert_and_no_later(entry: Entry[Any]) -> 
     assert entry.after_s <= int(number) * seconds[unit]
 
 
+@pytest.mark.parametrize("name", RULES)
+def test_an_alert_says_what_to_do_as_its_finding_does(name: str) -> None:
+    do = {entry.alert: entry.do for entry in ENTRIES}
+    assert RULES[name]["annotations"].get("do") == do.get(name)
+
+
 def test_the_thresholds_are_those_of_the_alerts() -> None:
     assert f"bstar_oldest_running_seconds > {findings.RUNNING_S_MAX:g}\n" in RULES_TEXT
     assert f"bstar_oldest_waiting_seconds > {findings.WAITING_S_MAX:g} " in RULES_TEXT

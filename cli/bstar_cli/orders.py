@@ -131,7 +131,8 @@ def _end(text: str, code: int) -> NoReturn:
 def _print(answer: Answer, *, as_json: bool) -> None:
     rows: Sequence[msgspec.Struct] | None = getattr(answer, "rows", None)
     if as_json:
-        for value in [answer] if rows is None else rows:
+        is_listing = rows is not None and (rows or not answer.text)
+        for value in (rows or ()) if is_listing else (answer,):
             typer.echo(json_line(value))
     elif answer.text:
         typer.echo(answer.text)
