@@ -1,4 +1,4 @@
-"""The client over real sockets, against brokers that do as they are told."""
+"""Both clients over real sockets, against scripted brokers. What asyncio adds is in test_aio_client.py."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ from bstar_client import (
     node_states,
 )
 from bstar_client.core.calls import Call
+from support.blocking import Blocking
 from support.scripted import PASSIVE, WAIT_S, ScriptedBroker, final, partial, status
 
 pytestmark = pytest.mark.loopback
@@ -56,9 +57,15 @@ def broker() -> Iterator[ScriptedBroker]:
         yield broker
 
 
+@pytest.fixture(params=[HAClient, Blocking], ids=["threads", "asyncio"])
+def kind(request: pytest.FixtureRequest) -> type[HAClient]:
+    """Each kind of client; both have the same words."""
+    return request.param  # type: ignore[no-any-return]
+
+
 @pytest.fixture
-def client(broker: ScriptedBroker) -> Iterator[HAClient]:
-    with HAClient(broker.endpoint, timeout=WAIT_S) as client:
+def client(kind: type[HAClient], broker: ScriptedBroker) -> Iterator[HAClient]:
+    with kind(broker.endpoint, timeout=WAIT_S) as client:
         yield client
 
 
@@ -128,10 +135,10 @@ def test_a_handlers_error_reaches_the_caller(client: HAClient, broker: ScriptedB
         client.request("echo", b"")
 
 
-def test_without_any_broker_a_call_ends_at_its_deadline_and_says_what_was_tried() -> None:
+def test_without_any_broker_a_call_ends_at_its_deadline_and_says_what_was_tried(kind: type[HAClient]) -> None:
     with ScriptedBroker() as gone:
         endpoint = gone.endpoint
-    with HAClient([endpoint]) as client:
+    with kind([endpoint]) as client:
         began = time.monotonic()
         with pytest.raises(NoActiveNodeError, match="refused"):
             client.request("echo", b"", timeout=2.0)
@@ -188,12 +195,12 @@ def test_bounds_are_told(broker: ScriptedBroker) -> None:
 # --- failover -----------------------------------------------------------------------------------------------
 
 
-def test_outstanding_requests_move_to_the_node_that_takes_over() -> None:
+def test_outstanding_requests_move_to_the_node_that_takes_over(kind: type[HAClient]) -> None:
     events: list[Event] = []
     with (
         ScriptedBroker(on_request=silent) as primary,
         ScriptedBroker(status(PASSIVE, peer=3, retry_after_ms=100)) as backup,
-        HAClient([primary.endpoint, backup.endpoint], on_event=events.append) as client,
+        kind([primary.endpoint, backup.endpoint], on_event=events.append) as client,
     ):
         replies: list[Reply] = []
         asking = threading.Thread(
@@ -213,11 +220,11 @@ def test_outstanding_requests_move_to_the_node_that_takes_over() -> None:
         assert failover.outstanding == 20
 
 
-def test_a_node_that_hangs_is_left_after_the_silence_limit() -> None:
+def test_a_node_that_hangs_is_left_after_the_silence_limit(kind: type[HAClient]) -> None:
     with (
         ScriptedBroker() as primary,
         ScriptedBroker(status(PASSIVE, peer=3, retry_after_ms=100)) as backup,
-        HAClient([primary.endpoint, backup.endpoint], timeout=WAIT_S) as client,
+        kind([primary.endpoint, backup.endpoint], timeout=WAIT_S) as client,
     ):
         client.request("echo", b"")
         backup.is_promoted_by_votes = True
@@ -225,10 +232,10 @@ def test_a_node_that_hangs_is_left_after_the_silence_limit() -> None:
         assert client.request("echo", b"x").endpoint == backup.endpoint
 
 
-def test_the_first_connect_fails_over() -> None:
+def test_the_first_connect_fails_over(kind: type[HAClient]) -> None:
     with ScriptedBroker() as gone:
         endpoint = gone.endpoint
-    with ScriptedBroker() as backup, HAClient([endpoint, backup.endpoint], timeout=WAIT_S) as client:
+    with ScriptedBroker() as backup, kind([endpoint, backup.endpoint], timeout=WAIT_S) as client:
         assert client.request("echo", b"x").endpoint == backup.endpoint
 
 
@@ -240,14 +247,14 @@ def test_a_broker_that_restarts_is_found_again(client: HAClient, broker: Scripte
 
 
 def test_an_observer_that_raises_does_no_harm(
-    broker: ScriptedBroker, caplog: pytest.LogCaptureFixture
+    kind: type[HAClient], broker: ScriptedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[Event] = []
 
     def fail(event: Event) -> None:
         raise RuntimeError("observer")
 
-    with HAClient(broker.endpoint, on_event=fail) as client:
+    with kind(broker.endpoint, on_event=fail) as client:
         client.observe(seen.append)
         assert client.request("echo", b"x").body == b"x"
         assert any(isinstance(event, ActiveFound) for event in seen)
@@ -465,9 +472,9 @@ def test_a_stream_that_is_left_early_frees_its_record(client: HAClient, broker: 
     assert client._core.outstanding == 0
 
 
-def test_a_reader_that_is_too_slow_is_told(broker: ScriptedBroker) -> None:
+def test_a_reader_that_is_too_slow_is_told(kind: type[HAClient], broker: ScriptedBroker) -> None:
     broker.on_request = lambda request: [partial(request, index, b"x") for index in range(100)]
-    with HAClient(broker.endpoint, partials_max=10, timeout=WAIT_S) as client:
+    with kind(broker.endpoint, partials_max=10, timeout=WAIT_S) as client:
         stream = client.stream("echo", b"")
         next(stream)
         broker.on_request = lambda request: [final(request, b"x")]
@@ -570,15 +577,16 @@ def test_closing_ends_outstanding_calls_in_bounded_time(client: HAClient, broker
         client.request("echo", b"")
 
 
-def test_closing_without_any_broker_is_quick() -> None:
+def test_closing_without_any_broker_is_quick(kind: type[HAClient]) -> None:
     with ScriptedBroker() as gone:
         endpoint = gone.endpoint
-    client = HAClient([endpoint])
+    client = kind([endpoint])
     began = time.monotonic()
     client.close()
     assert time.monotonic() - began < WAIT_S, "a call's own timeout is longer"
 
 
+@pytest.mark.parametrize("kind", [HAClient], indirect=True)
 def test_in_a_forked_child_every_call_says_so(client: HAClient) -> None:
     client.request("echo", b"")
     with warnings.catch_warnings():
@@ -598,9 +606,9 @@ def test_in_a_forked_child_every_call_says_so(client: HAClient) -> None:
 
 
 @pytest.mark.parametrize("endpoints", [[], ["tcp://127.0.0.1:1"] * 2, ["nonsense"]])
-def test_endpoints_that_cannot_be_used_are_told(endpoints: list[str]) -> None:
+def test_endpoints_that_cannot_be_used_are_told(kind: type[HAClient], endpoints: list[str]) -> None:
     with pytest.raises(ConfigurationError):
-        HAClient(endpoints)
+        kind(endpoints)
 
 
 # --- plain MDP/0.2 ------------------------------------------------------------------------------------------
@@ -613,9 +621,11 @@ def mdp_echo(frames: list[bytes]) -> list[list[bytes]]:
 
 @pytest.mark.requirement("MDP2-C-01")
 @pytest.mark.requirement("MDP1-C-01")
-def test_a_plain_client_is_a_dealer_that_puts_no_frame_before_the_header(broker: ScriptedBroker) -> None:
+def test_a_plain_client_is_a_dealer_that_puts_no_frame_before_the_header(
+    kind: type[HAClient], broker: ScriptedBroker
+) -> None:
     broker.on_frames = mdp_echo
-    with HAClient(broker.endpoint, dialect="mdp02", timeout=WAIT_S) as client:
+    with kind(broker.endpoint, dialect="mdp02", timeout=WAIT_S) as client:
         reply = client.request("echo", b"hi")
         # A REQ socket would have lost the second message.
         assert (reply.partials, reply.body) == (((b"part",),), b"hi")
@@ -624,12 +634,12 @@ def test_a_plain_client_is_a_dealer_that_puts_no_frame_before_the_header(broker:
         assert [r.body for r in client.map("echo", [b"a", b"b", b"c"])] == [b"a", b"b", b"c"]
 
 
-def test_a_plain_client_resends_on_a_new_socket() -> None:
+def test_a_plain_client_resends_on_a_new_socket(kind: type[HAClient]) -> None:
     events: list[Event] = []
     with (
         ScriptedBroker() as dead,
         ScriptedBroker() as alive,
-        HAClient(
+        kind(
             [dead.endpoint, alive.endpoint],
             dialect="mdp02",
             attempt_timeout_s=0.2,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -30,59 +29,13 @@ from bstar.wire.native_broker import CODEC
 from bstar_client import AsyncHAClient, HAClient, RetryPolicy, Task
 from bstar_client.aio.durable import DurableCalls as AioCalls
 from bstar_client.sync.durable import DurableCalls as SyncCalls
+from support.blocking import Blocking
 from support.fake_store import FakeStore
 from support.scripted import PASSIVE, WAIT_S, ScriptedBroker, status
 
 pytestmark = pytest.mark.loopback
 
 ID = "00112233445566778899aabbccddeeff"
-
-
-class Threads:
-    """``HAClient``'s methods, called by name."""
-
-    def __init__(self, endpoints: Any, **options: Any) -> None:
-        self._client = HAClient(endpoints, **options)
-
-    def do(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """What a method returns, or the list of what it yields."""
-        result = getattr(self._client, name)(*arguments, **options)
-        return list(result) if isinstance(result, Iterator) else result
-
-    def close(self) -> None:
-        self._client.close()
-
-
-class Loop:
-    """``AsyncHAClient``'s, in an event loop of its own."""
-
-    def __init__(self, endpoints: Any, **options: Any) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        self._client = AsyncHAClient(endpoints, **options)
-
-    def do(self, name: str, *arguments: Any, **options: Any) -> Any:
-        return self._run(self._do(name, arguments, options))
-
-    async def _do(self, name: str, arguments: Any, options: Any) -> Any:
-        result = getattr(self._client, name)(*arguments, **options)
-        if isinstance(result, AsyncIterator):
-            return [each async for each in result]
-        return await result
-
-    def close(self) -> None:
-        if self._thread.is_alive():
-            self._run(self._client.close())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(WAIT_S)
-            self._loop.close()
-
-    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(2 * WAIT_S)
-
-
-Caller = Threads | Loop
 
 
 @pytest.fixture
@@ -96,13 +49,13 @@ def broker(store: FakeStore) -> Iterator[ScriptedBroker]:
         yield broker
 
 
-@pytest.fixture(params=[Threads, Loop])
-def kind(request: pytest.FixtureRequest) -> type[Caller]:
+@pytest.fixture(params=[HAClient, Blocking], ids=["threads", "asyncio"])
+def kind(request: pytest.FixtureRequest) -> type[HAClient]:
     return request.param  # type: ignore[no-any-return]
 
 
 @pytest.fixture
-def client(kind: type[Caller], broker: ScriptedBroker) -> Iterator[Caller]:
+def client(kind: type[HAClient], broker: ScriptedBroker) -> Iterator[HAClient]:
     client = kind(broker.endpoint)
     yield client
     client.close()
@@ -120,52 +73,54 @@ def test_both_clients_have_the_same_words() -> None:
 
 
 def test_a_request_is_stored_and_its_answer_is_kept_until_it_is_closed(
-    client: Caller, broker: ScriptedBroker, store: FakeStore
+    client: HAClient, broker: ScriptedBroker, store: FakeStore
 ) -> None:
-    request_id = client.do("submit", "price", [b"a", b"b"], priority=3)
+    request_id = client.submit("price", [b"a", b"b"], priority=3)
     submit = store.submits[bytes.fromhex(request_id)]
     assert (submit.service, submit.body, submit.priority) == (b"price", [b"a", b"b"], 3)
-    assert client.do("result", request_id, wait=0) is None
-    assert client.do("status_of", request_id).state == "pending"
+    assert client.result(request_id, wait=0) is None
+    assert client.status_of(request_id).state == "pending"
     store.end(request_id, b"done", attempts=1)
     for _ in range(2):
-        result = client.do("result", request_id)
+        result = client.result(request_id)
         assert (result.body, result.attempts, result.id) == (b"done", 2, request_id)
-    assert client.do("close_result", request_id).state == "answered"
-    assert client.do("close_result", request_id).state == "unknown"
-    assert client.do("status_of", request_id).state == "unknown"
+    assert client.close_result(request_id).state == "answered"
+    assert client.close_result(request_id).state == "unknown"
+    assert client.status_of(request_id).state == "unknown"
     with pytest.raises(UnknownRequestError):
-        client.do("result", request_id)
+        client.result(request_id)
 
 
-def test_an_answer_is_awaited(client: Caller, broker: ScriptedBroker, store: FakeStore) -> None:
-    request_id = client.do("submit", "price", b"x")
+def test_an_answer_is_awaited(client: HAClient, broker: ScriptedBroker, store: FakeStore) -> None:
+    request_id = client.submit("price", b"x")
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(client.do, "result", request_id, wait=60)
+        waiting = pool.submit(client.result, request_id, wait=60)
         broker.wait_for(lambda: bool(store.waiting))
         for frames in store.end(request_id, b"done"):
             broker.send(frames)
-        assert waiting.result(WAIT_S).body == b"done"
+        answer = waiting.result(WAIT_S)
+    assert answer is not None
+    assert answer.body == b"done"
     [fetch] = store.fetches
     assert fetch.wait_ms == 20_000, "a longer wait is several questions"
 
 
-def test_a_wait_ends_in_time(client: Caller, store: FakeStore) -> None:
-    request_id = client.do("submit", "price", b"x")
+def test_a_wait_ends_in_time(client: HAClient, store: FakeStore) -> None:
+    request_id = client.submit("price", b"x")
     store.waits = False
     began_at = time.monotonic()
-    assert client.do("result", request_id, wait=0.3) is None
+    assert client.result(request_id, wait=0.3) is None
     assert time.monotonic() - began_at >= 0.3
     assert len(store.fetches) <= 5, "a node that does not wait is not asked without a pause"
 
 
-def test_a_wait_goes_on_over_times_without_a_node(kind: type[Caller], store: FakeStore) -> None:
+def test_a_wait_goes_on_over_times_without_a_node(kind: type[HAClient], store: FakeStore) -> None:
     with ScriptedBroker(on_request=store) as broker:
         client = kind(broker.endpoint, timeout=0.2)
         try:
-            request_id = client.do("submit", "price", b"x", timeout=WAIT_S)
+            request_id = client.submit("price", b"x", timeout=WAIT_S)
             with ThreadPoolExecutor(1) as pool:
-                waiting = pool.submit(client.do, "result", request_id)
+                waiting = pool.submit(client.result, request_id)
                 broker.wait_for(lambda: bool(store.waiting))
                 broker.close()
                 broker.status = status(PASSIVE, retry_after_ms=0xFFFF_FFFF)
@@ -181,13 +136,13 @@ def test_a_wait_goes_on_over_times_without_a_node(kind: type[Caller], store: Fak
             client.close()
 
 
-def test_a_wait_that_nobody_answers_is_no_pending_request(client: Caller, broker: ScriptedBroker) -> None:
+def test_a_wait_that_nobody_answers_is_no_pending_request(client: HAClient, broker: ScriptedBroker) -> None:
     broker.status = status(PASSIVE, retry_after_ms=0xFFFF_FFFF)
     with pytest.raises(NoActiveNodeError):
-        client.do("result", ID, wait=0, timeout=0.1)
+        client.result(ID, wait=0, timeout=0.1)
 
 
-def test_a_lost_answer_to_a_submit_makes_no_second_request(kind: type[Caller], store: FakeStore) -> None:
+def test_a_lost_answer_to_a_submit_makes_no_second_request(kind: type[HAClient], store: FakeStore) -> None:
     """Its first node dies with the answer; the other one gets the same Submit."""
     backup = FakeStore()
     told = status(PASSIVE, epoch=1)
@@ -197,7 +152,7 @@ def test_a_lost_answer_to_a_submit_makes_no_second_request(kind: type[Caller], s
         client = kind([primary.endpoint, other.endpoint])
         try:
             with ThreadPoolExecutor(1) as pool:
-                waiting = pool.submit(client.do, "submit", "price", b"x")
+                waiting = pool.submit(client.submit, "price", b"x")
                 primary.wait_for(lambda: bool(store.submits))
                 primary.close()
                 request_id = waiting.result(WAIT_S)
@@ -206,25 +161,25 @@ def test_a_lost_answer_to_a_submit_makes_no_second_request(kind: type[Caller], s
     assert list(backup.submits) == list(store.submits) == [bytes.fromhex(request_id)]
 
 
-def test_a_submit_with_a_key_may_be_repeated_by_anybody(client: Caller, store: FakeStore) -> None:
-    ids = {client.do("submit", "price", b"x", key="order 4711") for _ in range(3)}
+def test_a_submit_with_a_key_may_be_repeated_by_anybody(client: HAClient, store: FakeStore) -> None:
+    ids = {client.submit("price", b"x", key="order 4711") for _ in range(3)}
     assert len(ids) == len(store.submits) == 1
 
 
-def test_many_are_submitted_in_order(client: Caller, store: FakeStore) -> None:
+def test_many_are_submitted_in_order(client: HAClient, store: FakeStore) -> None:
     bodies = [b"%d" % number for number in range(1_000)]
     policy = RetryPolicy(max=1)
-    ids = client.do(
-        "submit_many", "price", [*bodies, Task([b"a", b"b"], key="k", retries=policy)], window=100
+    ids = list(
+        client.submit_many("price", [*bodies, Task([b"a", b"b"], key="k", retries=policy)], window=100)
     )
     *plain, last = [store.submits[bytes.fromhex(each)] for each in ids]
     assert [submit.body for submit in plain] == [[body] for body in bodies]
     assert (last.body, last.attempts_max) == ([b"a", b"b"], 1)
 
 
-def test_a_body_of_many_that_cannot_be_sent_is_named(client: Caller) -> None:
+def test_a_body_of_many_that_cannot_be_sent_is_named(client: HAClient) -> None:
     with pytest.raises(TypeError, match="encode the text first") as caught:
-        client.do("submit_many", "price", [b"a", "b"])
+        list(client.submit_many("price", [b"a", "b"]))  # type: ignore[list-item] # that is the point
     assert caught.value.__notes__ == ["body 1 of submit_many()"]
 
 
@@ -244,31 +199,31 @@ def test_async_bodies() -> None:
     assert [store.submits[bytes.fromhex(each)].priority for each in ids] == [0, 1]
 
 
-def test_a_dead_letter_is_listed_and_tried_again(client: Caller, store: FakeStore) -> None:
-    ids = client.do("submit_many", "price", [b"a", b"b", b"c"])
+def test_a_dead_letter_is_listed_and_tried_again(client: HAClient, store: FakeStore) -> None:
+    ids = list(client.submit_many("price", [b"a", b"b", b"c"]))
     store.end(ids[1], state=State.DEAD, attempts=5, cause=Cause.FAILED, text="ValueError: no")
-    [dead] = client.do("dead_letters", bodies=True)
+    [dead] = list(client.dead_letters(bodies=True))
     assert (dead.id, dead.cause, dead.text, dead.frames) == (ids[1], "failed", "ValueError: no", (b"b",))
     with pytest.raises(DeadLetterError, match="after 5 attempts: failed: ValueError: no") as caught:
-        client.do("result", ids[1])
+        client.result(ids[1])
     assert caught.value.may_have_executed
-    assert client.do("retry", ids[1]).state == "pending"
-    assert client.do("dead_letters") == []
-    assert client.do("cancel", ids[1]).state == "cancelled"
+    assert client.retry(ids[1]).state == "pending"
+    assert list(client.dead_letters()) == []
+    assert client.cancel(ids[1]).state == "cancelled"
 
 
-def test_a_list_has_as_many_pages_as_it_needs(client: Caller, store: FakeStore) -> None:
-    ids = client.do("submit_many", "price", [b"%d" % number for number in range(25)])
-    client.do("submit", "book", b"x")
+def test_a_list_has_as_many_pages_as_it_needs(client: HAClient, store: FakeStore) -> None:
+    ids = list(client.submit_many("price", [b"%d" % number for number in range(25)]))
+    client.submit("book", b"x")
     store.page_max = 7
-    assert [each.id for each in client.do("requests", service="price")] == ids
-    assert [each.service for each in client.do("requests", service="book")] == ["book"]
-    assert len(client.do("requests", state="pending")) == 26
-    assert client.do("requests", state="dead") == []
+    assert [each.id for each in list(client.requests(service="price"))] == ids
+    assert [each.service for each in list(client.requests(service="book"))] == ["book"]
+    assert len(list(client.requests(state="pending"))) == 26
+    assert list(client.requests(state="dead")) == []
 
 
 def test_a_refusal_of_the_store_is_an_error_of_the_call(
-    client: Caller, broker: ScriptedBroker, store: FakeStore
+    client: HAClient, broker: ScriptedBroker, store: FakeStore
 ) -> None:
     def reject(request: Request) -> list[list[bytes]]:
         return [CODEC.failure(request, 1, ErrorCode.INVALID, b"no store here")]
@@ -278,19 +233,19 @@ def test_a_refusal_of_the_store_is_an_error_of_the_call(
 
     broker.on_request = reject
     with pytest.raises(RejectedError, match="no store here"):
-        client.do("submit", "price", b"x")
+        client.submit("price", b"x")
     broker.on_request = busy
     with pytest.raises(BusyError, match="one copy only") as caught:
-        client.do("submit", "price", b"x", timeout=3.0)
+        client.submit("price", b"x", timeout=3.0)
     assert caught.value.may_have_executed is False, "nothing was stored"
     broker.on_request = lambda request: []
     with pytest.raises(CallTimeoutError) as lost:
-        client.do("submit", "price", b"x", timeout=2.0)
+        client.submit("price", b"x", timeout=2.0)
     assert lost.value.may_have_executed, "it may be stored"
 
 
 def test_a_refused_submit_is_repeated_until_it_is_taken(
-    client: Caller, broker: ScriptedBroker, store: FakeStore
+    client: HAClient, broker: ScriptedBroker, store: FakeStore
 ) -> None:
     seen: list[Request] = []
 
@@ -299,13 +254,13 @@ def test_a_refused_submit_is_repeated_until_it_is_taken(
         return [CODEC.busy(request, 1, 1, b"alone")] if len(seen) < 3 else store(request)
 
     broker.on_request = busy_twice
-    client.do("submit", "price", b"x")
+    client.submit("price", b"x")
     assert len({bytes(request.body[0]) for request in seen}) == 1, "the same Submit"
 
 
 @pytest.mark.parametrize("name", ["result", "status_of", "close_result", "cancel", "retry"])
 def test_an_id_of_several_pairs_needs_its_service(
-    kind: type[Caller], store: FakeStore, broker: ScriptedBroker, name: str
+    kind: type[HAClient], store: FakeStore, broker: ScriptedBroker, name: str
 ) -> None:
     other = FakeStore()
     with ScriptedBroker(on_request=other) as second:
@@ -313,39 +268,39 @@ def test_an_id_of_several_pairs_needs_its_service(
         client = kind(fleet, pins={"price": "east", "book": "west"})
         try:
             for service, here in (("price", store), ("book", other)):
-                [request_id] = client.do("submit_many", service, [b"x"])
+                [request_id] = list(client.submit_many(service, [b"x"]))
                 assert [each.hex() for each in here.submits] == [request_id]
                 here.end(request_id, b"done")
-                done = client.do(name, request_id, service=service)
+                done = getattr(client, name)(request_id, service=service)
                 assert (done.body if name == "result" else done.state) in (b"done", "answered")
                 with pytest.raises(LocalProtocolError, match="this client has 2 pairs: name the service"):
-                    client.do(name, request_id)
+                    getattr(client, name)(request_id)
         finally:
             client.close()
 
 
-def test_a_list_is_of_all_pairs(kind: type[Caller], store: FakeStore, broker: ScriptedBroker) -> None:
+def test_a_list_is_of_all_pairs(kind: type[HAClient], store: FakeStore, broker: ScriptedBroker) -> None:
     other = FakeStore()
     with ScriptedBroker(on_request=other) as second:
         fleet = Fleet.of({"east": [broker.endpoint], "west": [second.endpoint]}, {"a": "east", "b": "west"})
         client = kind(fleet)
         try:
-            ids = [client.do("submit", service, b"x") for service in ("a", "b")]
-            assert [each.id for each in client.do("requests")] == ids
-            assert [each.id for each in client.do("requests", service="b")] == ids[1:]
+            ids = [client.submit(service, b"x") for service in ("a", "b")]
+            assert [each.id for each in list(client.requests())] == ids
+            assert [each.id for each in list(client.requests(service="b"))] == ids[1:]
             with pytest.raises(LocalProtocolError, match=r"use submit\(\), result\(\)"):
-                client.do("request", Service.STATUS.value, b"")
+                client.request(Service.STATUS.value, b"")
         finally:
             client.close()
 
 
-def test_plain_majordomo_has_none(kind: type[Caller], broker: ScriptedBroker) -> None:
+def test_plain_majordomo_has_none(kind: type[HAClient], broker: ScriptedBroker) -> None:
     client = kind(broker.endpoint, dialect="mdp02")
     try:
         arguments: dict[str, list[Any]] = {"submit": ["a", b""], "result": [ID], "submit_many": ["a", []]}
         for name, given in arguments.items():
             with pytest.raises(LocalProtocolError, match="use the native dialect"):
-                client.do(name, *given)
+                getattr(client, name)(*given)
     finally:
         client.close()
 
