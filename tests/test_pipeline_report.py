@@ -430,22 +430,33 @@ def test_the_first_screen_answers_what_a_person_on_call_asks() -> None:
     content = report_content()
     told = _answers(content)
     assert "<h1>backup was away, primary took over</h1>" in render(content, made_at_us=MADE)
-    assert told["When"].startswith("2026-11-21 08:13:31.000 UTC both nodes were there again after 29 s")
-    assert told["Without an answer"] == "314 ms"
+    assert told["When"].startswith("2026-11-21 08:13:31.000 UTC the pair was whole again after 29 s")
+    assert told["No answer for"] == "314 ms since 08:13:31.000"
     assert told["Who was hit"].startswith("41 requests waited or failed, of echo (2 clients); 41 sent again")
     # 14 of the 672 that the objective allows, 3 of 6,720: the first is more of a budget.
     assert told["Cost"] == (
-        "echo: 2 % of its budget (14 not answered, 3 slow); 21 % is used, objective kept."
+        "echo: 2 % of its budget (14 not answered, 3 slow). So far 21 % of its budget is used: kept."
     )
     assert told["What to do"].startswith("Find out what held backup")
     crash = replace(content.incidents[0], recovered_at_us=None)
     told = _answers(replace(content, incidents=Shown([crash]), hits=[]))
-    assert "If bstar status shows no primary, start it" in told["What to do"]
+    assert "If bstar status does not show both nodes, start what is missing." in told["What to do"]
     assert told["Cost"] == "None of an objective."
-    calm = replace(crash, kind="stop", outage_us=None, recovered_at_us=at(500))
-    told = _answers(replace(content, incidents=Shown([calm]), hits=[]))
-    assert told["Without an answer"] == "0 s"
-    assert told["What to do"].startswith("Nothing, if somebody meant to stop primary")
+    unnoticed = replace(crash, outage_us=None, affected=0)
+    stop = replace(unnoticed, kind="stop")
+    told = _answers(replace(content, incidents=Shown([unnoticed, stop]), hits=[]))
+    assert (told["No answer for"], told["Who was hit"]) == ("0 s", "No request waited or failed.")
+    assert "Find out why primary ended" in told["What to do"]
+    calm = replace(content, incidents=Shown([stop]), hits=[])
+    assert "<h1>No outage, and no node failed.</h1>" in render(calm, made_at_us=MADE)
+    assert _answers(calm)["What to do"] == "Nothing. 1 incident"
+
+
+def test_what_an_outage_cost_beyond_its_budget_is_told_in_times() -> None:
+    content = report_content()
+    (hit,) = content.hits
+    told = _answers(replace(content, hits=[replace(hit, not_answered=1_478)]))["Cost"]
+    assert told.startswith("echo: 2.2 times its budget (1,478 not answered, 3 slow).")
 
 
 def test_every_kind_of_incident_says_what_to_do() -> None:
@@ -453,8 +464,10 @@ def test_every_kind_of_incident_says_what_to_do() -> None:
     assert all(to_do(replace(first, kind=kind)).endswith((".", "?")) for kind in KINDS)
 
 
-def test_a_broken_promise_comes_first() -> None:
-    assert next(iter(_answers(report_content(is_broken=True)))) == "Promises"
+def test_a_broken_promise_is_the_headline() -> None:
+    broken = report_content(is_broken=True)
+    assert re.search("<h1>Violated: 1 interval .*; 1 request was lost.</h1>", render(broken, made_at_us=MADE))
+    assert list(_answers(broken))[:3] == ["First", "Outage", "When"]
     assert next(iter(_answers(report_content()))) == "When"
 
 
@@ -466,7 +479,7 @@ def test_the_first_screen_names_the_services_that_missed_their_objective() -> No
     failing = replace(first, promise=replace(first.promise, is_kept=False))
     missed = replace(content, objectives=Shown([failing, *others]))
     assert _answers(missed)["Objectives"].startswith("Missed: echo.")
-    assert "objective missed" in _answers(missed)["Cost"]
+    assert "is used: missed." in _answers(missed)["Cost"]
     unknown = Shown(replace(each, promise=None) for each in content.objectives)
     told = _answers(replace(content, objectives=unknown))
     assert told["Objectives"].startswith("None is known.")

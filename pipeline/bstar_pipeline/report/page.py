@@ -38,14 +38,12 @@ def render(content: Content, *, made_at_us: int) -> str:
     style, script = (environment.loader.get_source(environment, name)[0] for name in _INLINED)  # type: ignore[union-attr]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     promised = [each for each in content.objectives if each.promise is not None]
-    worst = words.worst_outage(content.incidents)
     return environment.get_template("page.html").render(
         content=content,
         columns=_COLUMNS,
         facts=_facts(content.quality),
         verdict=words.judge(content.verdicts, content.requests),
-        lead=worst or (content.incidents[-1] if content.incidents else None),
-        worst=worst,
+        lead=words.lead(content.incidents),
         promised=promised,
         missed=words.missed(promised),
         lacks=_lacks(content.quality),

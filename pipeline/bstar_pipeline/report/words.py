@@ -166,12 +166,22 @@ def to_do(incident: Incident) -> str:
     """What a person on call does about an incident."""
     advice = _TO_DO.get(incident.kind, "").format(node=incident.node)
     if incident.kind in ("crash", "both-crash", "stop") and incident.recovered_at_us is None:
-        return f"If bstar status shows no {incident.node}, start it: these journals end without it. {advice}"
+        return f"If bstar status does not show both nodes, start what is missing. {advice}"
     return advice
+
+
+def whole_again(incident: Incident) -> str:
+    """When it was over; "" if the journals do not say."""
+    if incident.recovered_at_us is None:
+        return ""
+    what = "requests were answered" if incident.kind == "outage" else "the pair was whole"
+    return f"{what} again after {duration(incident.recovered_at_us - incident.began_at_us)}"
 
 
 def who_was_hit(content: Content, incident: Incident) -> str:
     """Which requests an incident touched."""
+    if not incident.affected:
+        return "No request waited or failed."
     told = [f"{plural(incident.affected, 'request')} waited or failed"]
     if incident is worst_outage(content.incidents) and content.hits:
         of = ", ".join(f"{hit.service} ({plural(hit.clients, 'client')})" for hit in content.hits)
@@ -198,10 +208,16 @@ def cost(content: Content) -> list[str]:
         used = max(number / max(1e-9, (1 - part) * promise.period_requests) for number, part in missed)
         kept = "kept" if promise.is_kept else "missed"
         told.append(
-            f"{hit.service}: {_percent(used)} of its budget ({count(hit.not_answered)} not answered, "
-            f"{count(hit.slow)} slow); {budget_used(promise).partition(':')[0]} is used, objective {kept}."
+            f"{hit.service}: {_of_budget(used)} ({count(hit.not_answered)} not answered, "
+            f"{count(hit.slow)} slow). So far {_of_budget(_used(promise))} is used: {kept}."
         )
     return told
+
+
+def lead(incidents: Sequence[Incident]) -> Incident | None:
+    """What a report is about: the longest outage, otherwise the last failure that clients did not notice."""
+    failures = [each for each in incidents if each.kind not in ("start", "stop", "handover")]
+    return worst_outage(incidents) or (failures[-1] if failures else None)
 
 
 def worst_outage(incidents: Sequence[Incident]) -> Incident | None:
@@ -272,7 +288,7 @@ def budget_used(promise: Promise | None) -> str:
     """How much of the budget that is used more is gone."""
     if promise is None:
         return "–"
-    used = _percent(max(promise.budget_used, promise.slow_budget_used))
+    used = _percent(_used(promise))
     return used if promise.is_kept else f"{used}: missed"
 
 
@@ -281,6 +297,17 @@ def budget_note(promise: Promise | None) -> str:
     if promise is None:
         return ""
     return f"errors {_percent(promise.budget_used)}, slow {_percent(promise.slow_budget_used)}"
+
+
+def _used(promise: Promise) -> float:
+    return max(promise.budget_used, promise.slow_budget_used)
+
+
+def _of_budget(value: float) -> str:
+    """``12 % of its budget``, ``2.2 times its budget``."""
+    if value <= 1:
+        return f"{_percent(value)} of its budget"
+    return f"{value:,.0f} times its budget" if value >= 10 else f"{value:.2g} times its budget"
 
 
 def _percent(value: float) -> str:
