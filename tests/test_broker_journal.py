@@ -717,18 +717,23 @@ def test_the_answers_to_a_batch_are_told_together() -> None:
     assert told.ends == [(ident(3), "answered", 3), (ident(1), "answered", 0), (ident(2), "answered", 1)]
 
 
+@pytest.mark.parametrize(
+    ("bodies", "replies"),
+    [([b"", b"%s", b"ccc"], [b"%d", b"", b"b" * 9]), ([b"%s"] * 3, [b"%d\0"] * 3)],
+    ids=["sizes differ", "one size"],
+)
 @pytest.mark.parametrize("is_repeated", [False, True])
 def test_a_batch_leaves_the_records_that_its_requests_would_leave_one_by_one(
-    tmp_path: Path, is_repeated: bool
+    tmp_path: Path, is_repeated: bool, bodies: list[bytes], replies: list[bytes]
 ) -> None:
     left = []
     for folder in ("single", "batch"):
         here = Stand(tmp_path / folder)
         here.activate()
-        service = b'50%% "of" \xff%d'
+        service = b'50%% "of" \xff%d\0'
         worker = native.encode_ready(service, credit=5, takes_batches=folder == "batch")
         here.send(b"w", worker)
-        numbers, bodies, replies = [1, 2, 3], [b"", b"%s", b"ccc"], [b"%d", b"", b"b" * 9]
+        numbers = [1, 2, 3]
         if folder == "batch":
             given = native.encode_requests(
                 CLIENT_ID, service, numbers, [0] * 3, bodies, is_repeated=is_repeated

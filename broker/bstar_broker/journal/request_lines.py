@@ -23,6 +23,8 @@ _identity = struct.Struct(">16sQ").unpack
 # Names of services that are kept as JSON.
 _NAMES_MAX = 10_000
 _US = 1e6
+# Stands where the lines of a batch differ. JSON has no such octet.
+_GAP = b"\0"
 
 
 class _Rest(msgspec.Struct, omit_defaults=True):
@@ -46,10 +48,9 @@ class RequestLines:
         self._is_sampled = journal.is_sampled
         self._is_everything = journal.options.sample == 1
         self._lines = {outcome: self._template(outcome) for outcome in get_args(Outcome)}
-        # A % that the second step needs is doubled; an escaped one is doubled already.
-        line = self._lines["answered"].replace(b"%%", b"%%%%")
+        line = self._lines["answered"]
         for field in (b'"seq":', b'"number":', b'"bytes_in":', b'"bytes_out":'):
-            line = line.replace(field + b"%d", field + b"%%d", 1)
+            line = line.replace(field + b"%d", field + _GAP, 1)
         self._batch_line = line
         self._quoted: dict[bytes, bytes] = {}
 
@@ -102,23 +103,18 @@ class RequestLines:
             lengths = bundle.lengths
             if of_run != bundle.numbers:
                 lengths = tuple(map(dict(zip(bundle.numbers, lengths, strict=True)).__getitem__, of_run))
-            row = self._row(stamp, bundle, epoch, now)
-            fields = zip(range(seq + begin, seq + end), of_run, lengths, sizes[begin:end], strict=True)
-            # Only the middle, from the first to the last number, differs. To format a whole line takes 0.4 µs
-            # of CPU time, the middle 0.17 µs.
-            first, last = row.index(b'"seq":%d') + len(b'"seq":'), row.rindex(b"%d") + len(b"%d")
-            head, middle, tail = row[:first].replace(b"%%", b"%"), row[first:last], row[last:]
-            middles = (tail + b"\n" + head).join([middle % each for each in fields])
-            texts.append(head + middles + tail)
+            pieces = self._row(stamp, bundle, epoch, now).split(_GAP)
+            seqs = range(seq + begin, seq + end)
+            texts.append(_filled(pieces, seqs, of_run, lengths, sizes[begin:end]))
             begin = end
         return b"\n".join(texts), count
 
     def _row(self, stamp: dict[str, Any], bundle: Bundle, epoch: int, now: float) -> bytes:
-        """The line of a request of this bundle, without its sequence number, number and sizes."""
+        """The line of a request of this bundle, with gaps for its sequence number, number and sizes."""
         total_us = int((now - bundle.accepted_at) * _US)
         queued_us = int((bundle.dispatched_at - bundle.accepted_at) * _US)
         service = bundle.service
-        quoted = (self._quoted.get(service.name) or self._quote(service)).replace(b"%", b"%%")
+        quoted = self._quoted.get(service.name) or self._quote(service)
         line = self._batch_line
         if bundle.is_repeated:
             line = line[:-1] + b',"is_repeated":true}'
@@ -187,6 +183,22 @@ class RequestLines:
             self._quoted.clear()
         quoted = self._quoted[service.name] = msgspec.json.encode(service.label)
         return quoted
+
+
+def _filled(
+    pieces: list[bytes], seqs: range, numbers: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]
+) -> bytes:
+    """The joined lines of a batch. To format a whole line takes twice the time."""
+    head, to_number, to_length, to_size, tail = pieces
+    if len(set(lengths)) == len(set(sizes)) == 1:
+        tail = b"%b%d%b%d%b" % (to_length, lengths[0], to_size, sizes[0], tail)
+        lines = [b"%d%b%d" % (seq, to_number, number) for seq, number in zip(seqs, numbers, strict=True)]
+    else:
+        lines = [
+            b"%d%b%d%b%d%b%d" % (seq, to_number, number, to_length, length, to_size, size)
+            for seq, number, length, size in zip(seqs, numbers, lengths, sizes, strict=True)
+        ]
+    return head + (tail + b"\n" + head).join(lines) + tail
 
 
 def _plain(sender: bytes) -> bytes:
