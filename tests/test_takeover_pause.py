@@ -297,7 +297,7 @@ def test_a_pause_prevents_the_takeover_and_its_end_allows_it() -> None:
         active.kill()
         other.wait_for("held", lambda state: state.readiness.reason == "held")
         status, text = bstar(pair, "resume", other.role)
-        assert (status, "the peer has not heard of the end of the pause" in text) == (1, True), text
+        assert (status, "the peer does not know of the end of the pause" in text) == (1, True), text
         load.wait_for_replies()
         assert other.state().pair.is_active
         assert bstar(pair, "resume", other.role) == (1, "refused: takeovers are not paused\n")

@@ -112,12 +112,12 @@ def give(order: Order, settings: Settings, arguments: Mapping[str, object], *, a
 
 def _answer(order: Order, answer: bytes) -> Answer:
     try:
-        told = msgspec.json.decode(answer, type=order.answer)
+        read = msgspec.json.decode(answer, type=order.answer)
     except msgspec.DecodeError:
         _end("refused: the node is of a release that answers otherwise", exits.FAILED)
-    if told.refusal:
-        _end(f"refused: {told.refusal}", exits.FAILED)
-    return told
+    if read.refusal:
+        _end(f"refused: {read.refusal}", exits.FAILED)
+    return read
 
 
 def _end(text: str, code: int) -> NoReturn:

@@ -4,6 +4,11 @@ it. Decides as well whether the node may give its part away.
 
 from bstar_broker.core.snapshot import NodeState, PairState, Readiness, Standing
 
+# Findings for which a switchover waits that is to happen only if all is well.
+_UNHEALTHY = frozenset(
+    ("peer-silent", "arbiter-silent", "epoch-unsaved", "descriptors-short", "security-files-broken")
+)
+
 
 def readiness(pair: PairState, *, is_draining: bool) -> Readiness:
     """A node is ready if it serves, or if it would take over when it must.
@@ -41,27 +46,13 @@ def readiness(pair: PairState, *, is_draining: bool) -> Readiness:
 
 
 def why_role_stays(state: NodeState, *, is_if_healthy: bool) -> str:
-    """Why an operator's switchover is refused; empty if it is not. ``is_if_healthy``: for any trouble that
-    this node knows of.
+    """Why an operator's switchover is refused; empty if it is not. ``is_if_healthy``: also for what this
+    node has found wrong with the pair.
     """
     pair, store = state.pair, state.store
     if pair.is_paused:
         return "takeovers are paused: bstar resume first"
     if store is not None and store.copies < 2:
         return "the durable store of the peer is not in sync: wait until bstar status shows two copies"
-    return _why_unhealthy(state) if is_if_healthy else ""
-
-
-def _why_unhealthy(state: NodeState) -> str:
-    pair = state.pair
-    if not pair.is_peer_fresh:
-        return "the peer is silent"
-    if pair.quorum is not None and not pair.quorum.is_arbiter_heard:
-        return "the arbiter does not answer"
-    if pair.epoch_error:
-        return f"this node cannot store its epoch: {pair.epoch_error}"
-    if state.loop is not None and state.loop.is_short_of_descriptors:
-        return "this node lets no new connections in, for want of descriptors"
-    if state.security is not None and state.security.error:
-        return "the list of principals cannot be read"
-    return ""
+    found = state.findings if is_if_healthy else None
+    return next((str(each) for each in found or () if each.name in _UNHEALTHY), "")

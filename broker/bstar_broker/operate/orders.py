@@ -80,7 +80,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 class Move(Answer, frozen=True, kw_only=True):
     """A switchover. ``waited_s`` counts from the moment from which this node dispatched no request,
-    ``handover_s`` from the moment from which it did not serve. Both end when it heard that its peer serves,
+    ``handover_s`` from the moment from which it did not serve. Both end when the peer serves,
     in ``epoch``.
     """
 
@@ -395,15 +395,15 @@ def _paused(operator: Operator) -> Paused:
     f'{_PRIMARY} --for 30m --reason "new switch in rack 4"',
     at="either node",
     done="both nodes know it",
-    refused="the peer has not heard of it",
+    refused="the peer does not know it",
     progress=_paused,
     wait_s=lambda settings: 2 * settings.timing.failover_timeout_max_s,
-    late="the peer has not heard of the pause: it may take over",
+    late="the peer does not know of the pause: it may take over",
 )
 def _pause(operator: Operator, for_s: Annotated[float, _For], why: Why) -> Paused:
     """Pause takeovers: while it lasts, no node serves because its peer is silent.
 
-    The peer hears of it at once. The node that serves goes on. A node that stops or starts again says so
+    The peer knows it at once. The node that serves goes on. A node that stops or starts again says so
     itself, and the other one serves as always; bstar promote still works. The role does not follow clients
     that are cut off. A restart of a node does not end the pause, and it ends by itself.
 
@@ -421,15 +421,15 @@ def _pause(operator: Operator, for_s: Annotated[float, _For], why: Why) -> Pause
     _PRIMARY,
     at="either node",
     done="both nodes know it",
-    refused="takeovers are not paused, or the peer has not heard of it",
+    refused="takeovers are not paused, or the peer does not know it",
     progress=_paused,
     wait_s=lambda settings: 2 * settings.timing.failover_timeout_max_s,
-    late="the peer has not heard of the end of the pause: there it goes on until its time is over",
+    late="the peer does not know of the end of the pause: there it goes on until its time is over",
 )
 def _resume(operator: Operator, why: Why = "") -> Paused:
     """End a pause of takeovers before its time (bstar pause).
 
-    The peer hears of it at once.
+    The peer knows it at once.
     """
     from bstar.star import ResumeTakeovers  # noqa: PLC0415 - see above
 
@@ -631,7 +631,7 @@ def _listed(operator: Operator, workers: "Sequence[WorkerRecord]") -> list[Liste
 def _list_workers(operator: Operator, service: _OfService = "") -> Workers:
     """List the workers of a node: which service each offers, what it holds, how it speaks, where it runs.
 
-    HOST, PID and VERSION are what a worker of the client library tells; ADDRESS is where the node sees it.
+    HOST, PID and VERSION are what a worker of the client library reports; ADDRESS is where the node sees it.
     Both nodes know each worker, each by an id of its own.
     """
     record = _service(operator, service) if service else None
