@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bstar_cli.gaps import Gaps
+from bstar_cli.engine import Gaps
 from bstar_cli.load import percentile
 from bstar_client import FailedOver
 from bstar_testing.nodes import COMMAND

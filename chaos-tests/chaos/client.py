@@ -7,57 +7,38 @@ of standard input; then it waits for what is outstanding and ends with status 0.
 from __future__ import annotations
 
 import argparse
-import itertools
 import logging
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from bstar.security import Security
+from bstar_cli.engine import Paced
 from bstar_client import BstarError, CallError, ClosedError, Event, FailedOver, HAClient, JournalSettings
 from chaos.history import PAIR, ClientSaw, Failed, Invoke, Ok, Started, Stopped, Writer
 
 
+def _timetable(rate: float) -> Iterator[float]:
+    """Moments at this rate. What was missed is not made up for, or an outage would be followed by a burst."""
+    due = time.monotonic()
+    while True:
+        due += (1 + max(0.0, time.monotonic() - due) * rate // 1) / rate
+        yield due
+
+
 class _Caller:
-    def __init__(
-        self, options: argparse.Namespace, history: Writer, client: HAClient, stopping: threading.Event
-    ) -> None:
+    def __init__(self, options: argparse.Namespace, history: Writer, client: HAClient) -> None:
         self._options = options
         self._history = history
         self._client = client
-        self._numbers = itertools.count(1)
         self._padding = [bytes(options.padding_bytes)] if options.padding_bytes else []
-        self._stopping = stopping
-        # Each thread starts anywhere in its first pause, so that calls are spread over time.
-        pause_s = options.threads / options.rate
-        self._threads = [
-            threading.Thread(target=self._run, args=(pause_s, pause_s * number / options.threads))
-            for number in range(options.threads)
-        ]
 
-    def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
-
-    def join(self) -> None:
-        for thread in self._threads:
-            thread.join()
-
-    def _run(self, pause_s: float, first_s: float) -> None:
-        # Each thread has a timetable, or all of them would call in the same moment ever after an outage in
-        # which all of them waited. What was missed is not made up for.
-        due = time.monotonic() + first_s
-        while not self._stopping.wait(max(0.0, due - time.monotonic())):
-            self._call()
-            missed = max(0.0, time.monotonic() - due) // pause_s
-            due += pause_s * (1 + missed)
-
-    def _call(self) -> None:
+    def call(self, number: int, due: float) -> None:
         options = self._options
-        number = next(self._numbers)
         # Unique in the whole run, also when this client is killed and starts counting anew.
         body = f"{options.name}-{os.getpid()}-{number}"
         is_idempotent = options.bound_every == 0 or number % options.bound_every != 0
@@ -144,10 +125,9 @@ def main(arguments: list[str] | None = None) -> int:
             outstanding_max=options.threads * 4,
             journal=options.journal and JournalSettings(options.journal, pair=PAIR, name=options.name),
         ) as client:
-            caller = _Caller(options, history, client, stopping)
             threading.Thread(target=_watch_stdin, args=(stopping,), daemon=True).start()
-            caller.start()
-            caller.join()
+            call = _Caller(options, history, client).call
+            Paced(options.threads, _timetable(options.rate), stopping, call).join()
         history.write(Stopped(at=0.0))
     return 0
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from bstar.errors import BstarError
-from bstar_cli.steady import Counts, SteadyCalls
+from bstar_cli.engine import Counts, SteadyCalls
 from bstar_client import HAClient, JournalSettings
 
 PROGRESS_S = 0.1

@@ -11,7 +11,7 @@ import msgspec
 
 from bstar_broker.core.snapshot import NodeState
 from bstar_cli.demo_load import CALL_TIMEOUT_S, Outcome
-from bstar_cli.steady import Counts
+from bstar_cli.engine import Counts
 from bstar_testing import HarnessError, Node, Pair, Process, wait_until
 
 PAIR = "demo"

@@ -19,7 +19,7 @@ from bstar_cli.demo import wait_pair
 from bstar_cli.demo_show import Show, counts_table, leave, perform, printer
 from bstar_cli.demo_stage import SERVICE, Stage
 from bstar_cli.durable_demo_load import CALL_TIMEOUT_S, read_pairs
-from bstar_cli.steady import Counts
+from bstar_cli.engine import Counts
 from bstar_testing import Process
 
 _COPIES = 2

@@ -19,9 +19,8 @@ from bstar.base.printable import printable
 from bstar.errors import BstarError
 from bstar.fleet import Fleet
 from bstar_cli import exits
-from bstar_cli.gaps import Gaps, Settled
+from bstar_cli.engine import Gaps, Settled, SteadyCalls
 from bstar_cli.options import KeptJournal, Nodes
-from bstar_cli.steady import SteadyCalls
 from bstar_cli.streams import OutputLostError
 from bstar_cli.terminal import json_line
 from bstar_client import ActiveFound, Event, FailedOver, HAClient

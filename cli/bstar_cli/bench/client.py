@@ -12,13 +12,14 @@ the moment that the request was due (``plan``). Replies are counted, their bodie
 """
 
 import asyncio
+import math
 import os
 import queue
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -40,6 +41,7 @@ from bstar_cli.bench.plan import (
     due_at,
     due_count,
 )
+from bstar_cli.engine import Paced
 from bstar_client import AsyncHAClient, CallFailed, HAClient, Reply
 
 _PROGRESS_S = 0.2
@@ -181,84 +183,42 @@ def _note(outcome: Reply | CallFailed, run: _Run) -> None:
 
 
 def _request_sync(client: HAClient, job: Job, turn: Turn, run: _Run) -> None:
-    bodies = run.bodies(turn)
-    lock = threading.Lock()
-
-    def ask() -> None:
-        while True:
-            with lock:
-                body = next(bodies, None)
-            if body is None:
-                return
-            _call_sync(client, job, body, run, lock, _clock())
-
-    _in_threads(turn.window, ask)
-    run.last_at = _clock()
-
-
-def _call_sync(
-    client: HAClient, job: Job, body: bytes, run: _Run, lock: threading.Lock, since: float
-) -> None:
-    try:
-        client.request(job.service, body)
-    except BstarError as error:
-        with lock:
-            run.failure(error)
-        return
-    latency_s = _clock() - since
-    with lock:
-        run.reply(latency_s)
-
-
-def _in_threads(count: int, target: Callable[[], None]) -> None:
-    """Run it ``count`` times at once; the first error, if any, is raised here when all have ended."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            target()
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, daemon=True) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    # The next body is due as soon as a thread is free for it.
+    _pace(client, job, turn, run, (_clock() for _ in run.bodies(turn)))
 
 
 def _open_sync(client: HAClient, job: Job, turn: Turn, run: _Run) -> int:
     """Send at the schedule's moments; how many were due and never sent."""
-    body = b"x" * turn.size
     total = due_count(turn)
     # Those that are late are still sent, for as long as a request may take.
     gives_up_at = run.began_at + due_at(turn, max(0, total - 1)) + job.timeout_s
-    numbers = iter(range(total))
-    sent = 0
-    counting = threading.Lock()
-    # One thread waits for the next moment, the others for it.
-    next_turn = threading.Lock()
-
-    def ask() -> None:
-        nonlocal sent
-        while True:
-            with next_turn:
-                if run.stop.is_set() or _clock() >= gives_up_at:
-                    return
-                index = next(numbers, None)
-                if index is None:
-                    return
-                due = run.began_at + due_at(turn, index)
-                if (wait_s := due - _clock()) > 0 and run.stop.wait(wait_s):
-                    return
-                sent += 1
-            _call_sync(client, job, body, run, counting, due)
-
-    _in_threads(turn.window, ask)
-    run.last_at = _clock()
+    moments = (run.began_at + due_at(turn, index) for index in range(total))
+    sent = _pace(client, job, turn, run, moments, gives_up_at)
     return 0 if run.stop.is_set() else total - sent
+
+
+def _pace(
+    client: HAClient, job: Job, turn: Turn, run: _Run, moments: Iterator[float], gives_up_at: float = math.inf
+) -> int:
+    """Call at these moments, from as many threads as the window; how many calls there were."""
+    body = b"x" * turn.size
+    counting = threading.Lock()
+
+    def call(number: int, due: float) -> None:
+        try:
+            client.request(job.service, body)
+        except BstarError as error:
+            with counting:
+                run.failure(error)
+            return
+        latency_s = _clock() - due
+        with counting:
+            run.reply(latency_s)
+
+    paced = Paced(turn.window, moments, run.stop, call, gives_up_at=gives_up_at)
+    paced.join()
+    run.last_at = _clock()
+    return paced.sent
 
 
 # --- with asyncio -----------------------------------------------------------------------------------------
