@@ -154,9 +154,15 @@ def echo_workers(endpoint: str, count: int, dialect: str = "mdp02") -> Iterator[
 def child(
     command: list[str], environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that lives as long as the block; it is ended by its own pid. ``environment`` is added."""
+    """A process that lives as long as the block; it is ended by its own pid. ``environment`` is added.
+
+    It has a session of its own, as a pair's nodes have. Linux shares busy cores between sessions first
+    (autogroup), so servers in sessions of different sizes could not be compared.
+    """
     variables = {**os.environ, **(environment or {})}
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables, start_new_session=True
+    )
     try:
         yield process
     finally:
