@@ -20,10 +20,7 @@ FOLDERS = ["bstar", "broker", "client", "pipeline", "testing", "cli"]
 LINES_OF_A_FUNCTION_MAX = 60
 
 # Each exception and its reason. The key is a module and its function.
-EXCEPTIONS = {
-    "bstar.settings.relations:node_problems": "one `if` for each relation of two keys",
-    "bstar_client.workers.worker:BaseWorker.__init__": "a public constructor: keyword options",
-}
+EXCEPTIONS = {"bstar_client.workers.worker:BaseWorker.__init__": "a public constructor: keyword options"}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -1,18 +1,21 @@
 """What must hold between keys: inside one configuration, and between the two of a pair.
 
-A key's own type and bounds stand in the schema. Here are the sentences that name two keys or more: the tuning
-inequalities as a table with their reasons, what may be bound, and what two nodes must have in common.
+A key's own type and bounds stand in the schema. Here are the tables of sentences that name two keys or more:
+the tuning inequalities with their reasons, what else must hold in one node, what must hold between two, and
+what is allowed and often a mistake. A row about many paths is written once and expanded.
 """
 
 import os.path
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import combinations, product
 
 import msgspec
 
 from bstar.base.endpoints import Endpoint, parse_endpoint, parse_http_bind
 from bstar.errors import ConfigurationError
 from bstar.settings.fields import FIELDS, flatten
-from bstar.settings.schema import Http, Settings
+from bstar.settings.schema import Settings
 from bstar.wire.limits import SERVICE_BYTES_MAX
 
 # Two numbers written as decimals and multiplied may differ by less than anyone meant.
@@ -139,6 +142,8 @@ RELATIONS = (
 )
 
 
+# --- one node ---------------------------------------------------------------------------------------------
+
 # How the names of the broker's own services begin.
 _OWN_PREFIXES = ("mmi.", "store.", "titanic.")
 
@@ -148,6 +153,191 @@ FRONT_DOORS = [
     for path, field in FIELDS.items()
     if path.startswith("fronts.") and field.expected == "a text or null"
 ]
+_EMQ_DOORS = [path for path in FRONT_DOORS if path.startswith("fronts.emq.")]
+# Where a node listens. At ``store.link`` only the primary does, and the backup connects to it.
+_LISTENS = ("endpoints.clients", "endpoints.state", *FRONT_DOORS, "store.link", "http.bind")
+_CONNECTS = ("endpoints.peer_state", "endpoints.arbiter")
+_WAY = "the way to store.link"
+
+
+class _Node:
+    """Settings as the rows see them. ``places`` has each address that can be read, by its path, that of the
+    link to which a backup connects by ``_WAY``; ``faults`` says what is wrong with the others.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.values = flatten(settings)
+        self.places: dict[str, Endpoint] = {}
+        self.faults: list[Problem] = []
+        for path in (*_LISTENS, *_CONNECTS):
+            text = self.values[path]
+            is_way = path == "store.link" and settings.role == "backup"
+            if text is None:
+                continue
+            assert isinstance(text, str)
+            try:
+                self.places[_WAY if is_way else path] = (
+                    parse_http_bind(text)
+                    if path == "http.bind"
+                    else parse_endpoint(text, bind=path in _LISTENS and not is_way)
+                )
+            except ValueError as error:
+                self.faults.append(Problem((path,), str(error)))
+
+    def has(self, path: str) -> bool:
+        """True if the key is not null."""
+        return self.values[path] is not None
+
+    def is_open(self, path: str) -> bool:
+        """True if the node listens there and others can reach it."""
+        return path in self.places and not self.places[path].is_loopback
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """Something is wrong with the first of ``paths``, as ``text`` says, if ``is_broken``."""
+
+    paths: tuple[str, ...]
+    is_broken: Callable[[_Node], bool]
+    text: str
+
+
+def _lacks(path: str, given: str, node: _Node) -> bool:
+    return node.has(given) and not node.has(path)
+
+
+def _together(one: str, other: str, why: str) -> list[Condition]:
+    """Two rows: each of these keys needs the other."""
+    return [
+        Condition((missing, given), partial(_lacks, missing, given), f"is missing beside {given}: {why}")
+        for missing, given in ((one, other), (other, one))
+    ]
+
+
+def _lacks_door(path: str, node: _Node) -> bool:
+    return not node.has(path) and any(map(node.has, _EMQ_DOORS))
+
+
+def _is_no_service(path: str, prefixes: tuple[str, ...], node: _Node) -> bool:
+    name = str(node.values[path])
+    return name.startswith(prefixes) or len(name.encode()) > SERVICE_BYTES_MAX
+
+
+def _is_unprotected(path: str, node: _Node) -> bool:
+    return node.is_open(path) and not node.has("security.key") and not node.settings.insecure
+
+
+def _both(one: str, other: str, test: Callable[[Endpoint, Endpoint], bool]) -> Callable[[_Node], bool]:
+    """The test of two addresses of a node; if it lacks one, nothing is wrong."""
+    return lambda node: (
+        one in node.places and other in node.places and test(node.places[one], node.places[other])
+    )
+
+
+CONDITIONS = (
+    *_together("security.principals", "security.key", "a node needs its key and the list of who may connect"),
+    Condition(
+        ("insecure", "security.key"),
+        lambda node: node.has("security.key") and node.settings.insecure,
+        "is true beside a key: remove one of them",
+    ),
+    *_together("store.link", "store.directory", "durable requests need a disk and the way to the peer's"),
+    # Names that no worker of a front can register for. Without a store, titanic.* are ordinary names.
+    *(
+        Condition(
+            (path,),
+            partial(_is_no_service, path, prefixes),
+            f"is no name of a worker's service: it has at most {SERVICE_BYTES_MAX} octets and begins with "
+            f"none of {', '.join(prefixes)}",
+        )
+        for path, prefixes in (
+            ("fronts.ppp.service", _OWN_PREFIXES[:2]),
+            ("fronts.pzq.service", _OWN_PREFIXES),
+            ("fronts.emq.default_queue", _OWN_PREFIXES),
+        )
+    ),
+    *(
+        Condition(
+            (path,),
+            partial(_lacks_door, path),
+            "is missing: EventMQ needs a door for clients and one for job managers",
+        )
+        for path in ("fronts.emq.clients", "fronts.emq.workers")
+    ),
+    *(
+        Condition(
+            (path, "store.directory"),
+            partial(_lacks, "store.directory", path),
+            "needs the durable store, which keeps PZQ's messages: set store.directory and store.link",
+        )
+        for path in FRONT_DOORS
+        if path.startswith("fronts.pzq.")
+    ),
+    *(
+        Condition(
+            (path, "security.key", "insecure"),
+            partial(_is_unprotected, path),
+            "others can reach this address, and without security.key there is no encryption and no "
+            "authentication: make keys (bstar keys new), bind 127.0.0.1, or say insecure: true if the "
+            "network itself keeps strangers out",
+        )
+        for path in _LISTENS
+        if path != "http.bind"
+    ),
+    Condition(
+        ("http.bind", "http.allow_remote"),
+        lambda node: node.is_open("http.bind") and not node.settings.http.allow_remote,
+        "others can reach this address and read status and metrics: bind 127.0.0.1 and put a proxy with "
+        "TLS before it, or say http.allow_remote: true if the network itself keeps strangers out",
+    ),
+    *(
+        Condition(
+            (path, other),
+            _both(path, other, Endpoint.collides),
+            f"is the same address as {other}: each needs its own",
+        )
+        for other, path in combinations(_LISTENS, 2)
+    ),
+    Condition(
+        ("endpoints.arbiter", "endpoints.peer_state"),
+        _both(
+            "endpoints.arbiter", "endpoints.peer_state", lambda it, peer: it.is_loopback > peer.is_loopback
+        ),
+        "is an address of this machine only, and the peer, on another one, would ask another arbiter",
+    ),
+    *(
+        Condition(
+            ("endpoints.arbiter",),
+            _both("endpoints.arbiter", path, Endpoint.collides),
+            "is an address that this node itself listens on",
+        )
+        for path in _LISTENS
+    ),
+    # Every address and the same port is how two machines are configured alike; only a certain match is wrong.
+    Condition(
+        ("endpoints.peer_state", "endpoints.state"),
+        _both(
+            "endpoints.peer_state",
+            "endpoints.state",
+            lambda peer, state: peer.collides(state) and not state.is_wildcard,
+        ),
+        "is this node's own endpoints.state: give the other node's",
+    ),
+)
+
+WARNINGS = (
+    Condition(
+        ("store.when_alone", "endpoints.arbiter"),
+        lambda node: (
+            node.has("store.directory")
+            and node.settings.store.when_alone == "accept"
+            and not node.has("endpoints.arbiter")
+        ),
+        "store.when_alone: accept without endpoints.arbiter loses acknowledged requests and fetched answers "
+        "of one node if the nodes are cut off from each other and clients reach both; name an arbiter on "
+        "both nodes, or say refuse",
+    ),
+)
 
 
 def node_problems(settings: Settings) -> Iterator[Problem]:
@@ -158,124 +348,18 @@ def node_problems(settings: Settings) -> Iterator[Problem]:
             yield Problem(
                 relation.paths, f"{relation.words}, but {left:g} is against {right:g}: {relation.reason}"
             )
-
-    places: dict[str, Endpoint] = {}
-    connected = ["endpoints.peer_state", "endpoints.arbiter"]
-    bound = ["endpoints.clients", "endpoints.state", *FRONT_DOORS]
-    (bound if settings.role == "primary" else connected).append("store.link")
-    for path in (*bound, *connected, "http.bind"):
-        text = flatten(settings)[path]
-        if text is None:
-            continue
-        assert isinstance(text, str)
-        try:
-            places[path] = (
-                parse_http_bind(text)
-                if path == "http.bind"
-                else parse_endpoint(text, bind=path not in connected)
-            )
-        except ValueError as error:
-            yield Problem((path,), str(error))
-
-    security = settings.security
-    if (security.key is None) != (security.principals is None):
-        given, missing = ("key", "principals") if security.principals is None else ("principals", "key")
-        yield Problem(
-            (f"security.{missing}", f"security.{given}"),
-            f"is missing beside security.{given}: a node needs its key and the list of who may connect",
-        )
-    if security.key is not None and settings.insecure:
-        yield Problem(("insecure", "security.key"), "is true beside a key: remove one of them")
-    if (settings.store.directory is None) != (settings.store.link is None):
-        given, missing = ("directory", "link") if settings.store.link is None else ("link", "directory")
-        yield Problem(
-            (f"store.{missing}", f"store.{given}"),
-            f"is missing beside store.{given}: durable requests need a disk and the way to the peer's",
-        )
-    yield from _front_problems(settings)
-    for path in bound:
-        is_open = path in places and not places[path].is_loopback
-        if is_open and security.key is None and not settings.insecure:
-            yield Problem(
-                (path, "security.key", "insecure"),
-                "others can reach this address, and without security.key there is no encryption and no "
-                "authentication: make keys (bstar keys new), bind 127.0.0.1, or say insecure: true if the "
-                "network itself keeps strangers out",
-            )
-    yield from _http_problems(settings.http, places.get("http.bind"))
-
-    bound = [path for path in (*bound, "http.bind") if path in places]
-    for at, path in enumerate(bound):
-        for other in bound[:at]:
-            if places[path].collides(places[other]):
-                yield Problem((path, other), f"is the same address as {other}: each needs its own")
-    if {"endpoints.arbiter", "endpoints.peer_state"} <= places.keys():
-        arbiter, peer = places["endpoints.arbiter"], places["endpoints.peer_state"]
-        if arbiter.is_loopback and not peer.is_loopback:
-            yield Problem(
-                ("endpoints.arbiter", "endpoints.peer_state"),
-                "is an address of this machine only, and the peer, on another one, would ask another arbiter",
-            )
-        if any(path in places and arbiter.collides(places[path]) for path in bound):
-            yield Problem(("endpoints.arbiter",), "is an address that this node itself listens on")
-    if {"endpoints.state", "endpoints.peer_state"} <= places.keys():
-        state, peer = places["endpoints.state"], places["endpoints.peer_state"]
-        # Every address and the same port is how two machines are configured alike; only a certain match is
-        # wrong.
-        if peer.collides(state) and not state.is_wildcard:
-            yield Problem(
-                ("endpoints.peer_state", "endpoints.state"),
-                "is this node's own endpoints.state: give the other node's",
-            )
+    node = _Node(settings)
+    yield from node.faults
+    yield from dict.fromkeys(Problem(row.paths, row.text) for row in CONDITIONS if row.is_broken(node))
 
 
-def _front_problems(settings: Settings) -> Iterator[Problem]:
-    values = flatten(settings)
-    yield from _service_problems(settings)
-    yield from _missing_doors(values)
-    for path in FRONT_DOORS:
-        if not path.startswith("fronts.pzq.") or values[path] is None:
-            continue
-        if settings.store.directory is None:
-            yield Problem(
-                (path, "store.directory"),
-                "needs the durable store, which keeps PZQ's messages: set store.directory and store.link",
-            )
+def node_warnings(settings: Settings) -> list[str]:
+    """What this node's settings allow that its operator may not mean: one sentence each."""
+    node = _Node(settings)
+    return [row.text for row in WARNINGS if row.is_broken(node)]
 
 
-def _service_problems(settings: Settings) -> Iterator[Problem]:
-    """Names that no worker of a front can register for. Without a store, titanic.* are ordinary names."""
-    fronts = settings.fronts
-    for path, service, prefixes in (
-        ("fronts.ppp.service", fronts.ppp.service, _OWN_PREFIXES[:2]),
-        ("fronts.pzq.service", fronts.pzq.service, _OWN_PREFIXES),
-        ("fronts.emq.default_queue", fronts.emq.default_queue, _OWN_PREFIXES),
-    ):
-        if service.startswith(prefixes) or len(service.encode()) > SERVICE_BYTES_MAX:
-            text = (
-                f"is no name of a worker's service: it has at most {SERVICE_BYTES_MAX} octets and begins with"
-            )
-            yield Problem((path,), f"{text} none of {', '.join(prefixes)}")
-
-
-def _missing_doors(values: Mapping[str, object]) -> Iterator[Problem]:
-    doors = [path for path in FRONT_DOORS if path.startswith("fronts.emq.")]
-    if any(values[path] is not None for path in doors):
-        for path in ("fronts.emq.clients", "fronts.emq.workers"):
-            if values[path] is None:
-                yield Problem(
-                    (path,), "is missing: EventMQ needs a door for clients and one for job managers"
-                )
-
-
-def _http_problems(http: Http, place: Endpoint | None) -> Iterator[Problem]:
-    if place is not None and not place.is_loopback and not http.allow_remote:
-        yield Problem(
-            ("http.bind", "http.allow_remote"),
-            "others can reach this address and read status and metrics: bind 127.0.0.1 and put a proxy with "
-            "TLS before it, or say http.allow_remote: true if the network itself keeps strangers out",
-        )
-
+# --- two nodes --------------------------------------------------------------------------------------------
 
 # What both nodes must say alike, and why.
 _ALIKE = {
@@ -302,107 +386,144 @@ _ALIKE = {
 }
 
 
+class _Pair:
+    """Two nodes as the rows see them. ``words`` fill a row's text."""
+
+    def __init__(self, one: Settings, other: Settings) -> None:
+        self.nodes = (_Node(one), _Node(other))
+        self.by_role = {node.settings.role: node for node in self.nodes}
+        # Peers that meet on a loopback address live on one machine; otherwise the same port on both is as it
+        # should be.
+        self.is_one_machine = any(node.places["endpoints.peer_state"].is_loopback for node in self.nodes)
+        names = (one.role, other.role) if one.role != other.role else ("the first", "the second")
+        self.words: dict[str, object] = {"names": names}
+        self.words |= {"ours": self.nodes[0].values, "theirs": self.nodes[1].values}
+        self.words |= {role: node.values for role, node in self.by_role.items()}
+
+
+class PairCondition(msgspec.Struct, frozen=True):
+    """Two nodes are no pair, as ``text`` says, if ``is_broken``. ``_Pair.words`` fill the text."""
+
+    is_broken: Callable[[_Pair], bool]
+    text: str
+
+
+def _differ(path: str, pair: _Pair) -> bool:
+    return pair.nodes[0].values[path] != pair.nodes[1].values[path]
+
+
+def _has_alone(path: str, at: int, pair: _Pair) -> bool:
+    return pair.nodes[at].has(path) and not pair.nodes[1 - at].has(path)
+
+
+def _has_one(path: str, pair: _Pair) -> bool:
+    return pair.nodes[0].has(path) != pair.nodes[1].has(path)
+
+
+def _leads_astray(way: tuple[_Node, str], there: tuple[_Node, str]) -> bool:
+    """True if the first node's address of this path does not lead to the other's."""
+    (one, path), (other, bound) = way, there
+    is_given = path in one.places and bound in other.places
+    return is_given and not one.places[path].may_lead_to(other.places[bound])
+
+
+def _miss(asking: int, pair: _Pair) -> bool:
+    one, other = pair.nodes[asking], pair.nodes[1 - asking]
+    return _leads_astray((one, "endpoints.peer_state"), (other, "endpoints.state"))
+
+
+def _share_address(path: str, peer_path: str, pair: _Pair) -> bool:
+    mine, its = pair.nodes[0].places.get(path), pair.nodes[1].places.get(peer_path)
+    if mine is None or its is None or not mine.collides(its):
+        return False
+    is_same_address = mine.address is not None and not mine.is_loopback and not mine.is_wildcard
+    return pair.is_one_machine or (is_same_address and mine == its)
+
+
+def _share_directory(path: str, pair: _Pair) -> bool:
+    mine, its = (node.values[path] for node in pair.nodes)
+    is_same = (
+        mine is not None and its is not None and os.path.normpath(str(mine)) == os.path.normpath(str(its))
+    )
+    return pair.is_one_machine and is_same
+
+
+PAIR_CONDITIONS = (
+    PairCondition(
+        lambda pair: len(pair.by_role) == 1,
+        "role: both are {ours[role]}; one node is the primary, the other the backup",
+    ),
+    *(
+        PairCondition(
+            partial(_differ, path),
+            f"{path}: {{ours[{path}]}} on {{names[0]}}, {{theirs[{path}]}} on {{names[1]}}; they must be the "
+            f"same: {reason}",
+        )
+        for path, reason in _ALIKE.items()
+    ),
+    PairCondition(
+        partial(_has_one, "security.key"),
+        "security.key: one node has a key and the other has none: they cannot hear each other",
+    ),
+    PairCondition(
+        partial(_has_one, "store.directory"),
+        "store.directory: one node has a store and the other has none: give both one, or neither",
+    ),
+    PairCondition(
+        lambda pair: (
+            len(pair.by_role) == 2
+            and _leads_astray((pair.by_role["backup"], _WAY), (pair.by_role["primary"], "store.link"))
+        ),
+        "store.link of the backup is {backup[store.link]}, but the primary listens at {primary[store.link]} "
+        "(its store.link)",
+    ),
+    PairCondition(
+        partial(_miss, 0),
+        "endpoints.peer_state of {names[0]} is {ours[endpoints.peer_state]}, but {names[1]} publishes at "
+        "{theirs[endpoints.state]} (its endpoints.state)",
+    ),
+    PairCondition(
+        partial(_miss, 1),
+        "endpoints.peer_state of {names[1]} is {theirs[endpoints.peer_state]}, but {names[0]} publishes at "
+        "{ours[endpoints.state]} (its endpoints.state)",
+    ),
+    *(
+        PairCondition(
+            partial(_share_address, path, peer_path),
+            f"{path} of {{names[0]}} and {peer_path} of {{names[1]}} are the same address: only one can "
+            "bind it",
+        )
+        for path, peer_path in product(_LISTENS, repeat=2)
+    ),
+    *(
+        PairCondition(
+            partial(_share_directory, path),
+            f"{path}: both keep {what} in {{ours[{path}]}}; each node needs its own directory",
+        )
+        for path, what in (("state_dir", "their epoch"), ("store.directory", "their durable requests"))
+    ),
+)
+
+PAIR_WARNINGS = tuple(
+    PairCondition(
+        partial(_has_alone, path, at),
+        f"{path}: the {{names[{at}]}} has it and the {{names[{1 - at}]}} has not, so these peers lose "
+        f"service when the {{names[{at}]}} ends",
+    )
+    for path, at in product(FRONT_DOORS, (0, 1))
+)
+
+
 def pair_problems(one: Settings, other: Settings) -> list[str]:
     """Why these two, each right by itself, are not a pair: one sentence each, an empty list if they are."""
-    problems: list[str] = []
-    if one.role == other.role:
-        problems.append(f"role: both are {one.role}; one node is the primary, the other the backup")
-    names = (one.role, other.role) if one.role != other.role else ("the first", "the second")
-
-    ours, theirs = flatten(one), flatten(other)
-    problems += [
-        f"{path}: {ours[path]} on {names[0]}, {theirs[path]} on {names[1]}; they must be the same: {reason}"
-        for path, reason in _ALIKE.items()
-        if ours[path] != theirs[path]
-    ]
-
-    if (one.security.key is None) != (other.security.key is None):
-        problems.append(
-            "security.key: one node has a key and the other has none: they cannot hear each other"
-        )
-    if (one.store.directory is None) != (other.store.directory is None):
-        problems.append(
-            "store.directory: one node has a store and the other has none: give both one, or neither"
-        )
-    links = {one.role: one.store.link, other.role: other.store.link}
-    if one.role != other.role and links["primary"] is not None and links["backup"] is not None:
-        meeting = parse_endpoint(links["primary"], bind=True)
-        if not parse_endpoint(links["backup"], bind=False).may_lead_to(meeting):
-            problems.append(
-                f"store.link of the backup is {links['backup']}, but the primary listens at "
-                f"{links['primary']} (its store.link)"
-            )
-    nodes = [(names[0], one, names[1], other), (names[1], other, names[0], one)]
-    for name, node, peer_name, peer in nodes:
-        peer_state = parse_endpoint(node.endpoints.peer_state, bind=False)
-        if not peer_state.may_lead_to(parse_endpoint(peer.endpoints.state, bind=True)):
-            problems.append(
-                f"endpoints.peer_state of {name} is {node.endpoints.peer_state}, but {peer_name} publishes "
-                f"at {peer.endpoints.state} (its endpoints.state)"
-            )
-
-    # Peers that meet on a loopback address live on one machine; otherwise the same port on both is as it
-    # should be.
-    is_one_machine = any(
-        parse_endpoint(node.endpoints.peer_state, bind=False).is_loopback for node in (one, other)
-    )
-    for path, mine in _bound(one).items():
-        for peer_path, its in _bound(other).items():
-            is_same_address = mine.address is not None and not mine.is_loopback and not mine.is_wildcard
-            if mine.collides(its) and (is_one_machine or (is_same_address and mine == its)):
-                problems.append(
-                    f"{path} of {names[0]} and {peer_path} of {names[1]} are the same address: only one can "
-                    "bind it"
-                )
-    for path, what in (("state_dir", "their epoch"), ("store.directory", "their durable requests")):
-        kept = [flatten(node)[path] for node in (one, other)]
-        directories = [os.path.normpath(str(each)) for each in kept if each is not None]
-        if is_one_machine and len(directories) == 2 and directories[0] == directories[1]:
-            problems.append(
-                f"{path}: both keep {what} in {directories[0]}; each node needs its own directory"
-            )
-    return problems
-
-
-def node_warnings(settings: Settings) -> list[str]:
-    """What this node's settings allow that its operator may not mean: one sentence each."""
-    store = settings.store
-    if store.directory is None or store.when_alone != "accept" or settings.endpoints.arbiter is not None:
-        return []
-    text = (
-        "store.when_alone: accept without endpoints.arbiter loses acknowledged requests and fetched answers "
-        "of one node if the nodes are cut off from each other and clients reach both; name an arbiter on "
-        "both nodes, or say refuse"
-    )
-    return [text]
+    pair = _Pair(one, other)
+    return [row.text.format(**pair.words) for row in PAIR_CONDITIONS if row.is_broken(pair)]
 
 
 def pair_warnings(one: Settings, other: Settings) -> list[str]:
     """What these two nodes of a pair may have by mistake: one sentence each."""
-    ours, theirs = flatten(one), flatten(other)
-    return [
-        f"{path}: the {with_it.role} has it and the {without.role} has not, so these peers lose service when "
-        f"the {with_it.role} ends"
-        for path in FRONT_DOORS
-        if (ours[path] is None) != (theirs[path] is None)
-        for with_it, without in [(other, one) if ours[path] is None else (one, other)]
-    ]
-
-
-def _bound(settings: Settings) -> dict[str, Endpoint]:
-    found = {
-        "endpoints.clients": parse_endpoint(settings.endpoints.clients, bind=True),
-        "endpoints.state": parse_endpoint(settings.endpoints.state, bind=True),
-    }
-    if settings.http.bind is not None:
-        found["http.bind"] = parse_http_bind(settings.http.bind)
-    values = flatten(settings)
-    for path in FRONT_DOORS:
-        if isinstance(endpoint := values[path], str):
-            found[path] = parse_endpoint(endpoint, bind=True)
-    if settings.store.link is not None and settings.role == "primary":
-        found["store.link"] = parse_endpoint(settings.store.link, bind=True)
-    return found
+    pair = _Pair(one, other)
+    return [row.text.format(**pair.words) for row in PAIR_WARNINGS if row.is_broken(pair)]
 
 
 def check_pair(one: Settings, other: Settings) -> None:
