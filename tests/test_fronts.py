@@ -169,7 +169,7 @@ def test_a_front_knows_what_is_offered_and_whether_the_peer_serves() -> None:
 def test_an_order_of_an_operator_goes_to_the_peers_behind_a_front_in_its_frames() -> None:
     node, _ = serving()
     carried: list[Output] = []
-    operator = Operator(node, carried.extend, lambda: 0.2)
+    operator = Operator(node, carried.extend, lambda: 0.2, lambda is_trial: None)
 
     def order(word: bytes) -> list[list[bytes]]:
         carried.clear()

@@ -299,7 +299,7 @@ def test_a_listing_says_where_each_worker_runs_and_mmi_does_not(node: Node) -> N
     process = Process("shop-3", 4711, "0.1.0")
     node.broker.receive(Ready(b"ours", Dialect.NATIVE, (), b"price", process=process), 2.0)
     node.broker.receive(Ready(b"foreign", Dialect.MDP02, (), b"price"), 2.5)
-    operator = Operator(node, lambda outputs: None, lambda: 0.0)
+    operator = Operator(node, lambda outputs: None, lambda: 0.0, lambda is_trial: None)
     answer = operator.answer(b"workers-ls", b'{"service": "price"}')
     ours, foreign = msgspec.json.decode(answer, type=Workers).rows
     assert (ours.host, ours.pid, ours.address, ours.version) == ("shop-3", 4711, "10.0.0.7", "0.1.0")

@@ -232,7 +232,7 @@ class Operator:
         node: "Node",
         carry_out: "Callable[[Sequence[Output]], None]",
         clock: Callable[[], float],
-        promote: Callable[[bool], str | None] = lambda is_trial: "this node has no pair",
+        promote: Callable[[bool], str | None],
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.node = node
