@@ -1,5 +1,7 @@
-"""What ``bstar status`` makes of what it sees: situation, exit code, reason, sentence. docs/operations.md has
-the same table for people, and is compared with it.
+"""What ``bstar status`` makes of what it sees: situation, exit code, reason, sentence.
+
+The situations are scripts in tests/golden/status.txt (``support.golden``). docs/operations.md has the reasons
+for people, and is compared with them.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ from bstar_broker.core.snapshot import Finding, QuorumState, SecurityState
 from bstar_cli.diagnosis import Reason, Seen, Verdict, judge, judge_all, judge_strays, strays
 from bstar_client.calls.status import NodeReport
 from bstar_client.core.nodes import UNTRUSTED
+from support.golden import Scripts
 from support.node_states import disk_state, looked, node_state, service_state, store_state
 
+SCRIPTS = Scripts("status.txt")
 A, B = "tcp://a:5001", "tcp://b:5002"
 REFUSED = "connection refused"
 
@@ -41,294 +45,41 @@ def denied(endpoint: str) -> Seen:
 
 
 SERVING = {"role": "primary", "state": "ACTIVE", "epoch": 1, "peer_state": "PASSIVE", "retry_after_s": 0.0}
-LONE = {"is_peer_fresh": False}
-HEARD = QuorumState("tcp://c:5010", True, True, True, True)
-UNHEARD = QuorumState("tcp://c:5010", False, False, False, False)
-UNLISTED = SecurityState(is_on=True, error="p.yaml does not list this node's own key")
-NO_LIST = SecurityState(is_on=True, error="security.principals: cannot be read")
 primary = seen(A, **SERVING)
 backup = seen(B)
 
-SITUATIONS: list[tuple[str, list[Seen], Reason, str]] = [
-    ("a healthy pair", [primary, backup], Reason.SERVED, "the primary serves"),
-    (
-        "an operator's pause",
-        [primary, seen(B, paused_for_s=1800.0, pause_why="ann@c1: new switch")],
-        Reason.PAUSED,
-        "the backup says: takeovers are paused for 30 min more (ann@c1: new switch): bstar resume ends that",
-    ),
-    (
-        "a drained node",
-        [primary, seen(B, drained_why="ann@c1: new disk", is_leaving=True)],
-        Reason.DRAINED,
-        "the primary serves, and the backup is drained (ann@c1: new disk), so no node stands by; when the",
-    ),
-    (
-        "a node that a pause holds back",
-        [gone(A), seen(B, is_held=True, pause_why="ann@c1: new switch", **LONE)],
-        Reason.HELD,
-        f"takeovers are paused: ann@c1: new switch; {A} does not answer. Start the node that served, or end",
-    ),
-    ("a broker alone", [seen(A, **SERVING | LONE)], Reason.SERVED, "the primary serves"),
-    (
-        "the passive node's address is of another network",
-        [primary, gone(B)],
-        Reason.NODE_UNREACHABLE,
-        f"the primary serves and hears its peer PASSIVE, but {B} does not answer this command",
-    ),
-    (
-        "the active node's address is of another network",
-        [gone(A), backup],
-        Reason.ACTIVE_UNREACHABLE,
-        (
-            f"the backup hears that its peer serves, but {A} does not answer this command: the pair is "
-            "served, and the active node's address cannot be reached from here, or that node lets no new "
-            "connections in for want of descriptors"
-        ),
-    ),
-    (
-        "only the passive node is asked",
-        [backup],
-        Reason.ACTIVE_UNREACHABLE,
-        "the backup hears that its peer serves, but its endpoint was not asked",
-    ),
-    (
-        "the passive node is down",
-        [seen(A, **SERVING | LONE), gone(B)],
-        Reason.NODE_DOWN,
-        f"the primary serves and does not hear its peer, and {B} does not answer: start that node",
-    ),
-    (
-        "the passive node is down, and the active one cannot write to its state directory",
-        [seen(A, epoch_error="No space left on device", **SERVING | LONE), gone(B)],
-        Reason.NODE_DOWN,
-        "start that node; the primary says: it cannot store its epoch (No space left on device): make room",
-    ),
-    (
-        "the passive node is down, and the store of the active one waits for it",
-        [
-            seen(A, store=store_state(is_leading=False, trouble="it waits", copies=1), **SERVING | LONE),
-            gone(B),
-        ],
-        Reason.NODE_DOWN,
-        "start that node; the primary says: its durable store does not lead: it waits: start the other",
-    ),
-    (
-        "the passive node is down, and nothing is known of its disk",
-        [seen(A, store=store_state(copies=1, catch_up=0.0, is_peer_heard=False), **SERVING | LONE), gone(B)],
-        Reason.NODE_DOWN,
-        "start that node; the primary says: durable requests are on its disk only: start the other",
-    ),
-    (
-        "the link between the nodes is cut",
-        [seen(A, **SERVING | LONE), seen(B, **LONE)],
-        Reason.PEERS_APART,
-        "do not hear each other (deaf: primary and backup)",
-    ),
-    (
-        "the link works in one direction",
-        [primary, seen(B, **LONE)],
-        Reason.PEERS_APART,
-        "do not hear each other (deaf: backup)",
-    ),
-    (
-        "clients reach the passive node only",
-        [primary, seen(B, clients_cut_off=2, clients_cut_off_unserved=1, clients_cut_off_s=4.25)],
-        Reason.CLIENTS_CUT_OFF,
-        "the backup says: 3 clients reached only this passive node for 4 s; 2 of them ask for what",
-    ),
-    (
-        "the disk of a node's journal is full",
-        [
-            primary,
-            seen(
-                B, findings=[Finding("journal-trouble", "warning", "BstarJournalTrouble", "full", "mend it")]
-            ),
-        ],
-        Reason.NODE_TROUBLE,
-        "the primary serves, but the backup says: full: mend it",
-    ),
-    (
-        "a node has no descriptors left for new connections",
-        [seen(A, is_short_of_descriptors=True, **SERVING), backup],
-        Reason.DESCRIPTORS_SHORT,
-        "the primary serves, but the primary says: it lets no new connections in",
-    ),
-    (
-        "a node does not find itself in its list of principals",
-        [primary, seen(B, security=UNLISTED)],
-        Reason.SECURITY_FILES_BROKEN,
-        (
-            "the primary serves, but the backup says: it goes on, and cannot start again as it is: "
-            "p.yaml does not list this node's own key: correct that file"
-        ),
-    ),
-    (
-        "a node cannot read its list of principals",
-        [seen(A, security=NO_LIST, **SERVING), backup],
-        Reason.SECURITY_FILES_BROKEN,
-        "and cannot start again as it is: security.principals: cannot be read: correct",
-    ),
-    (
-        "the nodes do not hear each other because a list lacks one of them",
-        [seen(A, **SERVING | LONE), seen(B, security=UNLISTED, **LONE)],
-        Reason.PEERS_APART,
-        "endpoints; the backup says: it goes on, and cannot start again as it is: p.yaml",
-    ),
-    (
-        "a front is on one node only",
-        [primary, seen(B, fronts_apart="fronts: ppp on the primary only: configure the same on both")],
-        Reason.FRONTS_APART,
-        "the primary serves, but the backup says: fronts: ppp on the primary only: configure",
-    ),
-    (
-        "a node cannot write to its state directory",
-        [seen(A, epoch_error="No space left on device", **SERVING), backup],
-        Reason.EPOCH_UNSAVED,
-        "the primary serves, but the primary says: it cannot store its epoch (No space left on device)",
-    ),
-    (
-        "the disk of the passive node's store is full",
-        [
-            seen(A, store=store_state(), **SERVING),
-            seen(B, store=store_state(disk=disk_state(error="disk full"))),
-        ],
-        Reason.STORE_DAMAGED,
-        "the backup says: the disk of its store does not work (disk full): mend the disk, and see",
-    ),
-    (
-        "a record of the store has rotted",
-        [
-            seen(
-                A,
-                store=store_state(disk=disk_state(damaged=3, damage="record 7 is damaged"), copies=1),
-                **SERVING,
-            ),
-            backup,
-        ],
-        Reason.STORE_DAMAGED,
-        "the primary says: its store is damaged (record 7 is damaged): mend the disk",
-    ),
-    (
-        "the node serves, and its store has not heard the peer's",
-        [
-            seen(
-                A, store=store_state(is_leading=False, trouble="the peer is not heard", copies=1), **SERVING
-            ),
-            backup,
-        ],
-        Reason.STORE_WAITS,
-        "the primary serves, but the primary says: its durable store does not lead: the peer is not heard",
-    ),
-    (
-        "durable requests are on one disk, and the other copy catches up",
-        [seen(A, store=store_state(copies=1, catch_up=0.25), **SERVING), backup],
-        Reason.STORE_ALONE,
-        "the primary says: durable requests are on its disk only (the other copy has 25% of its way",
-    ),
-    (
-        "the arbiter is down",
-        [seen(A, quorum=HEARD, **SERVING), seen(B, quorum=UNHEARD)],
-        Reason.ARBITER_SILENT,
-        "the backup says: the arbiter does not answer it: start the arbiter",
-    ),
-    (
-        "the active node was killed and nobody asks",
-        [gone(A), seen(B, retry_after_s=0.0, **LONE)],
-        Reason.VOTE_NEEDED,
-        (
-            "the backup is PASSIVE: the peer is silent: the next request makes this node active; "
-            f"{A} does not answer. The next request of a client makes a node active"
-        ),
-    ),
-    (
-        "both have just stepped down",
-        [seen(A, role="primary", peer_state="PASSIVE"), seen(B, peer_state="PASSIVE")],
-        Reason.CHOOSING,
-        "no node serves: the primary is PASSIVE: stands by; the backup is PASSIVE: stands by. The nodes are",
-    ),
-    (
-        "the primary was started alone",
-        [seen(A, role="primary", state="PRIMARY", retry_after_s=0.2, **LONE), gone(B)],
-        Reason.STARTING,
-        "the primary is PRIMARY: waits for the backup",
-    ),
-    (
-        "the backup was started alone",
-        [gone(A), seen(B, state="BACKUP", retry_after_s=None, **LONE)],
-        Reason.NEVER_MET_PRIMARY,
-        (
-            "has not met the primary yet, and a backup never starts alone; "
-            f"{A} does not answer. Start the primary, or mend its link to the backup"
-        ),
-    ),
-    (
-        "peer and arbiter are lost",
-        [gone(A), seen(B, quorum=UNHEARD, **LONE)],
-        Reason.NO_MAJORITY,
-        "neither the peer nor the arbiter answers, and alone this node never serves",
-    ),
-    (
-        "the only node stops",
-        [seen(A, role="primary", is_leaving=True, retry_after_s=None, **LONE), gone(B)],
-        Reason.DRAINING,
-        "the primary is PASSIVE: this node is stopping",
-    ),
-    (
-        "the nodes cannot be a pair",
-        [seen(A, role="primary", state="ERROR", retry_after_s=None, **LONE), gone(B)],
-        Reason.ERROR,
-        "the primary is ERROR: the pair cannot go on: see this node's log",
-    ),
-    (
-        "nothing answers",
-        [gone(A), gone(B)],
-        Reason.NO_ANSWER,
-        f"no node answers at {A} and {B}, so nothing is known of the pair",
-    ),
-    (
-        "the command's key is no operator's",
-        [denied(A), denied(B)],
-        Reason.NOT_ALLOWED,
-        f"nothing is known of {A} and {B}, because this command may not ask there",
-    ),
-    (
-        "the command does not trust the key of one node",
-        [primary, denied(B)],
-        Reason.NOT_ALLOWED,
-        f"the primary serves, but nothing is known of {B}, because",
-    ),
-    (
-        "both serve",
-        [seen(A, **SERVING | LONE), seen(B, state="ACTIVE", epoch=2, **LONE)],
-        Reason.BOTH_ACTIVE,
-        "2 nodes serve: primary, backup; mend the link",
-    ),
-    (
-        "nodes of two pairs are listed as one",
-        [seen(A, pair="east", **SERVING), seen(B, pair="west")],
-        Reason.WRONG_PAIR,
-        f"the nodes are of different pairs: {A} is of east and {B} is of west",
-    ),
-]
+
+def answer(line: str) -> Seen:
+    """What an address answers, as a line of the script has it: address, word, changes of the node's state."""
+    address, word, changes = (*line.split(" ", 2), "{}")[:3]
+    endpoint = {"A": A, "B": B}[address]
+    if word in ("gone", "denied"):
+        return gone(endpoint) if word == "gone" else denied(endpoint)
+    given: dict[str, Any] = msgspec.json.decode(changes)
+    store = given.get("store")
+    if store is not None:
+        given["store"] = store_state(**store | {"disk": disk_state(**store.get("disk", {}))})
+    for name, kind in (("quorum", QuorumState), ("security", SecurityState)):
+        if name in given:
+            given[name] = kind(**given[name])
+    if "findings" in given:
+        given["findings"] = [Finding(*each) for each in given["findings"]]
+    return seen(endpoint, **(SERVING if word == "serves" else {}) | given)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "reason", "sentence"),
-    [situation[1:] for situation in SITUATIONS],
-    ids=[situation[0] for situation in SITUATIONS],
-)
-def test_each_situation_has_its_reason_and_its_sentence(
-    nodes: list[Seen], reason: Reason, sentence: str
-) -> None:
-    verdict = judge(nodes)
-    assert verdict.reason is reason, verdict.why
-    assert sentence in verdict.why
-    assert verdict.code == reason.code
+def play(lines: list[str]) -> list[str]:
+    verdict = judge([answer(line[2:]) for line in lines])
+    return [*lines, f"{verdict.code} {verdict.reason}: {verdict.why}"]
 
 
-def test_every_reason_stands_in_the_table_of_situations() -> None:
-    assert {situation[2] for situation in SITUATIONS} | {Reason.STRAYS, Reason.SERVICE_TROUBLE} == set(Reason)
+@pytest.mark.parametrize("title", SCRIPTS.titles)
+def test_each_situation_has_its_reason_and_its_sentence(title: str) -> None:
+    SCRIPTS.check(title, play)
+
+
+def test_every_reason_stands_in_a_situation() -> None:
+    found = set(re.findall(r"^\d ([a-z-]+): ", SCRIPTS.path.read_text("utf-8"), re.MULTILINE))
+    assert found | {Reason.STRAYS, Reason.SERVICE_TROUBLE} == set(Reason)
 
 
 def test_the_documented_table_has_every_reason_with_its_exit_status() -> None:

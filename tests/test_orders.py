@@ -1,7 +1,6 @@
 """Orders of an operator: the table, and scripts of what each does, what ``bstar`` prints and how it ends.
 
-A script in tests/golden/orders.txt is read by people. After a change that is meant to alter one, run this
-module with BSTAR_WRITE_GOLDEN=1, read the difference line by line, and commit it.
+The scripts are in tests/golden/orders.txt (``support.golden``).
 """
 
 from __future__ import annotations
@@ -9,21 +8,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from bstar_broker.operate.orders import GROUPS, ORDERS
+from support.golden import Scripts
 from support.order_stage import Stage
 
-GOLDEN = Path(__file__).parent / "golden" / "orders.txt"
-SCRIPTS = {
-    title.strip(): lines
-    for title, _, lines in (each.partition("\n") for each in GOLDEN.read_text("utf-8").split("\n## ")[1:])
-}
-IS_WRITTEN = bool(os.environ.get("BSTAR_WRITE_GOLDEN"))
-_written: dict[str, str] = {}
+SCRIPTS = Scripts("orders.txt")
 
 
 @pytest.fixture
@@ -37,27 +30,13 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     time.tzset()
 
 
-@pytest.mark.parametrize("title", SCRIPTS)
+@pytest.mark.parametrize("title", SCRIPTS.titles)
 def test_a_script_goes_as_it_was_read(title: str, stage: Stage) -> None:
-    played = []
-    for line in SCRIPTS[title].splitlines():
-        if line.startswith("$ "):
-            played += [line, *stage.run(line[2:])]
-        elif line.startswith("#"):
-            played.append(line)
-    text = "\n".join(played)
-    if IS_WRITTEN:
-        _written[title] = text
-        if len(_written) == len(SCRIPTS):
-            head = GOLDEN.read_text("utf-8").partition("\n## ")[0]
-            GOLDEN.write_text(
-                head + "".join(f"\n## {title}\n{_written[title]}\n" for title in SCRIPTS), encoding="utf-8"
-            )
-    assert IS_WRITTEN or text == SCRIPTS[title].rstrip("\n")
+    SCRIPTS.check(title, lambda lines: [seen for line in lines for seen in (line, *stage.run(line[2:]))])
 
 
 def test_every_order_is_given_and_refused_in_a_script() -> None:
-    text = GOLDEN.read_text("utf-8")
+    text = SCRIPTS.path.read_text("utf-8")
     blocks = [block for block in text.split("\n$ ") if block.startswith("bstar ")]
     for order in ORDERS:
         given = [block for block in blocks if block.startswith(f"bstar {order.command}")]
