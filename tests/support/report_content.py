@@ -37,24 +37,22 @@ def at(seconds: float) -> int:
     return START + round(seconds * SECOND)
 
 
-def _interval(
-    node: str, state: str, since: float, until: float, epoch: int, text: str, end: str = "state"
-) -> Interval:
-    return Interval(node, state, state == "ACTIVE", epoch, at(since), at(until), "PEER_ACTIVE", text, end)
+def _interval(node: str, state: str, since: float, until: float, epoch: int, text: str) -> Interval:
+    return Interval(node, state, state == "ACTIVE", epoch, at(since), at(until), "PEER_ACTIVE", text)
 
 
 def _intervals() -> list[Interval]:
     return [
         _interval("primary", "PRIMARY", 0, 0.4, 0, "starts as primary"),
         _interval("backup", "BACKUP", 0.1, 0.6, 0, "starts as backup"),
-        _interval("primary", "ACTIVE", 0.4, 402.25, 1, "the peer is a backup that waits for us", "kill"),
+        _interval("primary", "ACTIVE", 0.4, 402.25, 1, "the peer is a backup that waits for us"),
         _interval("backup", "PASSIVE", 0.6, 402.27, 1, "the peer serves"),
         _interval("backup", "ACTIVE", 402.27, 811.0, 2, "the peer is gone, and a client asked: <b>vote</b>"),
         _interval("primary", "PRIMARY", 431.0, 431.3, 1, "starts as primary"),
         _interval("primary", "PASSIVE", 431.3, 811.31, 2, "the peer serves"),
-        Interval("backup", "ACTIVE", False, 2, at(811.0), at(812.4), "", "the process was away", "state"),
-        _interval("backup", "PASSIVE", 812.4, 1200, 3, "woke up and found a higher epoch", "end"),
-        _interval("primary", "ACTIVE", 811.31, 1200, 3, "the peer is silent, and a client asked", "end"),
+        Interval("backup", "ACTIVE", False, 2, at(811.0), at(812.4), "", "the process was away"),
+        _interval("backup", "PASSIVE", 812.4, 1200, 3, "woke up and found a higher epoch"),
+        _interval("primary", "ACTIVE", 811.31, 1200, 3, "the peer is silent, and a client asked"),
     ]
 
 
@@ -141,7 +139,7 @@ def report_content(
     ]
     hours = [(START - (6 - hour) * 3600 * SECOND, 0.55 + hour * 0.02, 0.8) for hour in range(7)]
     capacity = [
-        Capacity(name, 4, 16, 0.67, 0.81, 105.0, 18, 0.0, 0.05, at(86_400 * 6) if n == 0 else None, hours)
+        Capacity(name, 4, 0.67, 0.81, 105.0, 18, 0.05, at(86_400 * 6) if n == 0 else None, hours)
         for n, name in enumerate(services)
     ]
     violated = [

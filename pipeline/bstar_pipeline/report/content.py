@@ -49,7 +49,6 @@ class Interval:
     until_at_us: int
     event: str
     text: str
-    ended_by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +200,10 @@ class Capacity:
 
     service: str
     workers: float
-    credit: float
     utilisation: float | None
     peak_utilisation: float | None
     arrivals_per_s: float
     queued_max: int
-    queue_growth_per_s: float
     trend_per_day: float | None
     saturates_at_us: int | None
     hours: list[tuple[int, float, float]] = field(default_factory=list)
