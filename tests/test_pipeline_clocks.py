@@ -119,7 +119,8 @@ def table(local: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Call
     told: list[str] = []
     job.run(local, [str(folder / "journals")], root, progress=told.append)
     assert len([line for line in told if line.startswith("putting right the clock of machine")]) == 5
-    return lambda name: store.read(local, root, name).collect()
+    tables = store.snapshot(local, root)
+    return lambda name: store.read(local, tables, name).collect()
 
 
 def test_a_clock_that_is_wrong_is_put_right_by_what_requests_tell(table: Callable[[str], list[Row]]) -> None:

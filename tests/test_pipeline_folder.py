@@ -11,7 +11,6 @@ import pytest
 from bstar_cli import exits
 from bstar_cli.main import main
 from bstar_pipeline import amounts
-from bstar_pipeline.tables import TABLES
 from support.planted_tables import save
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def test_a_folder_without_tables_is_said_to_be_one(
 
 
 def test_a_file_that_is_no_table_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (file,) = (_plant(tmp_path) / TABLES["gold.audit"].path).rglob("*.parquet")
+    (file,) = _plant(tmp_path).rglob("gold/audit/*.parquet")
     file.write_bytes(b"torn")
     assert main(["pipeline", "audit", str(tmp_path)]) == exits.SPARK_FAILED
     assert str(file) in capsys.readouterr().err

@@ -30,7 +30,7 @@ from bstar_pipeline.tables import TABLES
 from sim.faults import Fault, Kind
 from sim.journals import INCIDENT_KINDS, JOURNAL, START_US, Incident, Scenario, Truth
 from sim.journals import write as write_journals
-from support import connect_job, odd_journals
+from support import committed, connect_job, odd_journals
 from support.journals import write
 from support.plants import RULES, Planted, break_promises
 from support.spark_fixtures import need_java
@@ -118,8 +118,7 @@ class Found:
 
 def rows(root: Path, name: str) -> list[Any]:
     """The rows of a table, with a field for each column."""
-    files = f"{root}/{TABLES[name].path}/**/*.parquet"
-    found = duckdb.execute(f"FROM read_parquet('{files}', hive_partitioning = true, union_by_name = true)")
+    found = duckdb.execute(f"FROM {committed.files(root, name)}")
     columns = [column[0] for column in found.description or ()]
     return [SimpleNamespace(**dict(zip(columns, row, strict=True))) for row in found.fetchall()]
 

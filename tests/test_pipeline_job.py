@@ -1,8 +1,9 @@
 """The batch job, from journals to all tables: right numbers whatever is wrong with the input, the same twice.
 
-Two jobs over one folder of journals (a job is what takes the time), looked at with DuckDB. The first is about
+Two runs over one folder of journals (a run is what takes the time), looked at with DuckDB. The first is about
 two days of one pair and one of another, with all that can be wrong with files. The second is about the last
-day alone: of the first pair the files that were open are sealed now, of the other one nothing is new.
+day alone: of the first pair the files that were open are sealed now, of the other one nothing is new. A third
+one reads in another place at once what those two read.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import pytest
 
 from bstar import records
 from bstar.errors import ConfigurationError
+from bstar_pipeline.commits import Folder, Part, open_snapshot
 from bstar_pipeline.job import Summary
 from bstar_pipeline.tables import TABLES
+from support import committed
 from support.journals import AT_US, Run, write
 
 if TYPE_CHECKING:
@@ -176,29 +179,34 @@ def _lines_before_the_cut(packed: bytes) -> int:
 
 def rows(root: Path, name: str, sql: str = "SELECT * FROM it", where: str = "pair <> 'night'") -> Rows:
     """What ``sql`` finds in a table, as ``it``; every column counts for the order."""
-    files = f"{root}/{TABLES[name].path}/*/*/{'*/' if name == 'bronze.records' else ''}*.parquet"
-    it = f"WITH it AS (FROM read_parquet('{files}', hive_partitioning = true) WHERE {where}) "
+    it = f"WITH it AS (FROM {committed.files(root, name)} WHERE {where}) "
     return duckdb.execute(f"{it} SELECT * FROM ({sql}) ORDER BY ALL").fetchall()
 
 
 def all_rows(root: Path) -> dict[str, Rows]:
-    return {name: rows(root, name) for name in WRITTEN}
+    """Of each table; those without a row have no file."""
+    tables = open_snapshot(Folder(root), str(root))
+    return {name: rows(root, name) if tables.files(name) else [] for name in WRITTEN}
 
 
-def files_of(root: Path, day: dt.date) -> dict[str, int]:
-    """When each file of a day was written."""
-    return {str(file): file.stat().st_mtime_ns for file in root.rglob(f"day={day}/**/*.parquet")}
+def files_of(root: Path, part: Part) -> dict[str, int]:
+    """When each file of a day and pair was written."""
+    tables = open_snapshot(Folder(root), str(root))
+    return {path: Path(path).stat().st_mtime_ns for name in WRITTEN for path in tables.files(name, [part])}
 
 
 @dataclass(frozen=True)
 class Done:
-    """Both jobs. ``tables``: each table after the first and after the second; ``untouched``: files of the
-    first day after each. ``readable``: lines left of each cut file.
+    """Both jobs. ``tables``: each table after the first and after the second; ``untouched``: files of two
+    days and pairs after each. ``third``: the second again. ``fresh``: each table of a job that reads at once
+    what those two read. ``readable``: lines left of each cut file.
     """
 
     root: Path
     first: Summary
     second: Summary
+    third: Summary
+    fresh: dict[str, Rows]
     tables: tuple[dict[str, Rows], dict[str, Rows]]
     untouched: tuple[dict[str, int], dict[str, int]]
     told: list[str]
@@ -213,15 +221,27 @@ def done(local: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Done:
     readable = [_write(journals, 0), _write(journals, 1, is_sealed=False), _write(journals, 1, "stock")]
     told: list[str] = []
     first = job.run(local, [str(journals)], str(root), progress=told.append)
-    tables, files = all_rows(root), files_of(root, DAYS[0])
+    tables, files = all_rows(root), files_of(root, PARTS[0]) | files_of(root, STOCK)
     _write(journals, 1)
     # Some of the files are named twice.
     night = tmp_path_factory.mktemp("night")
     _write_night(night)
     again = [str(journals / "copies"), f"{journals}/*.gz", str(journals), str(night)]
     second = job.run(local, again, str(root), since=DAYS[1])
+    after = files_of(root, PARTS[0]) | files_of(root, STOCK)
+    third = job.run(local, again, str(root), since=DAYS[1])
+    at_once = tmp_path_factory.mktemp("at once")
+    job.run(local, again, str(at_once))
     return Done(
-        root, first, second, (tables, all_rows(root)), (files, files_of(root, DAYS[0])), told, readable
+        root,
+        first,
+        second,
+        third,
+        all_rows(at_once),
+        (tables, all_rows(root)),
+        (files, after),
+        told,
+        readable,
     )
 
 
@@ -287,25 +307,38 @@ def test_the_audit_finds_no_violation_and_says_what_it_cannot_prove(done: Done) 
     ]
 
 
-def test_newer_files_of_a_day_replace_what_the_day_had_and_leave_other_days_alone(done: Done) -> None:
+def test_a_run_reads_what_is_new_and_makes_the_days_that_it_touches(done: Done) -> None:
     second = done.second
+    assert second.made == (NIGHT, OPENED)
+    # Of each process of a pair the file that was open and is sealed, and the files of the night.
+    assert second.read == 3 + 4
     assert second.parts == (NIGHT, OPENED, STOCK)
     assert second.requests == 2 * REQUESTS + 3
-    assert second.files == {"whole": 2 * 7 + 4, "open": 2 * 3, "duplicate": 2 * 2, "truncated": 2}
+    # All but one of the night begin on the day before.
+    assert second.files == {"whole": 2 * 7 + 1, "open": 2 * 3, "duplicate": 2 * 2, "truncated": 2}
     assert second.rejected == {"unreadable": 2 * 2, "newer-version": 2 * 2}
+
+
+def test_the_files_of_other_days_are_the_very_same(done: Done) -> None:
     before, after = done.untouched
     assert before == after
-    assert len(before) >= len(WRITTEN) - 1  # nobody measured load
+    assert len(before) >= 2 * (len(WRITTEN) - 2)  # no load, no durable request
 
 
-def test_the_same_input_twice_gives_the_same_tables(done: Done) -> None:
-    first, second = (
-        {name: [row for row in of_table if STOCK[1] in row] for name, of_table in tables.items()}
-        for tables in done.tables
+def test_what_is_read_in_two_runs_gives_the_tables_of_one(done: Done) -> None:
+    # The epochs and the first start of a day are those that its own journals tell.
+    for name in set(WRITTEN) - {"gold.incidents"}:
+        assert set(map(repr, done.tables[1][name])) ^ set(map(repr, done.fresh[name])) == set(), name
+
+
+def test_a_run_without_anything_new_leaves_the_tables_as_they_are(done: Done) -> None:
+    third = done.third
+    assert (third.run, third.read, third.made) == (done.second.run, 0, ())
+    assert (third.parts, third.requests, third.verdict) == (
+        done.second.parts,
+        done.second.requests,
+        done.second.verdict,
     )
-    assert {name for name, of_table in first.items() if not of_table} == {"gold.capacity", "silver.durables"}
-    for name in WRITTEN:
-        assert second[name] == first[name], name
 
 
 def test_since_a_day_a_request_over_midnight_is_whole_and_who_began_before_is_known(done: Done) -> None:
@@ -350,7 +383,7 @@ def test_the_job_tells_what_it_does(done: Done) -> None:
 def test_a_job_without_a_request_has_passed_nothing(
     requests: int, findings: dict[str, int], verdict: str
 ) -> None:
-    summary = Summary("", (), 1, requests, 0, {}, {}, {}, findings, "local", "Sail", (), 0.0)
+    summary = Summary("", "", 0, (), (), 1, requests, 0, {}, {}, {}, findings, "local", "Sail", (), 0.0)
     assert summary.verdict == verdict
 
 
@@ -372,5 +405,4 @@ def test_input_without_a_record_is_an_error_that_says_why_and_leaves_nothing(
     ):
         with pytest.raises(ConfigurationError, match=why):
             job.run(local, [str(tmp_path / name) for name in given], str(root))
-    files = f"{root}/bronze/records/*/*/*/*.parquet"
-    assert duckdb.execute(f"SELECT count(*) FROM read_parquet('{files}')").fetchone() == (0,)
+    assert [path for path in root.rglob("*") if path.is_file()] == [root / "writing.lock"]

@@ -1,8 +1,9 @@
-"""Tables on disk: a write replaces what its rows belong to, empties what is about nothing, no more."""
+"""Tables on disk: a run replaces the days and pairs that it makes, and others stay as they are."""
 
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,73 +14,127 @@ from bstar.errors import ConfigurationError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from bstar_pipeline.commits import Part
+
 pytestmark = pytest.mark.spark
 
 NAME = "bronze.rejected"
 MONDAY, TUESDAY = dt.date(2026, 11, 2), dt.date(2026, 11, 3)
 
 
-def _frame(spark: SparkSession, *rows: tuple[str, dt.date, str]) -> DataFrame:
-    return spark.createDataFrame(
+@pytest.fixture(scope="module", params=["local", "spark"])
+def session(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
+    from bstar_pipeline.engine import local_session
+
+    if request.param == "spark":
+        yield request.getfixturevalue("spark")
+        return
+    with local_session("store") as session:
+        yield session
+
+
+def _frame(session: SparkSession, *rows: tuple[str, dt.date, str]) -> DataFrame:
+    return session.createDataFrame(
         [("file", "unreadable", 1, line, day, pair) for line, day, pair in rows],
         "file STRING, reason STRING, version INT, line STRING, day DATE, pair STRING",
     )
 
 
-def _held(spark: SparkSession, root: str) -> set[tuple[str, dt.date, str]]:
+def _run(session: SparkSession, root: str, parts: list[Part], *rows: tuple[str, dt.date, str]) -> None:
     from bstar_pipeline import store
 
-    rows = store.read(spark, root, NAME).collect()
+    with store.writing(session, root) as writer:
+        writer.replace(_frame(session, *rows), NAME, parts)
+        writer.commit([], {}, [])
+
+
+def _held(session: SparkSession, root: str) -> set[tuple[str, dt.date, str]]:
+    from bstar_pipeline import store
+
+    rows = store.read(session, store.snapshot(session, root), NAME).collect()
     return {(row.line, row.day, row.pair) for row in rows}
 
 
-def test_a_write_replaces_its_partitions_and_leaves_others(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_run_replaces_its_parts_and_leaves_others(session: SparkSession, tmp_path: Path) -> None:
     from bstar_pipeline import store
 
     root = str(tmp_path / "tables of ours")
     # A table without rows is a table.
-    store.replace(_frame(spark).limit(0), root, NAME, [(MONDAY, "p")])
-    assert spark.read.parquet(f"{root}/bronze/rejected").count() == 0
-    first = (("a", MONDAY, "p"), ("b", MONDAY, "123"), ("c", TUESDAY, "p"))
-    assert set(store.write(_frame(spark, *first), root, NAME).new.values()) == {
-        (day, pair) for _, day, pair in first
-    }
-    assert _held(spark, root) == set(first)
-    # A job about two partitions that has rows for one of them.
-    scope = [(MONDAY, "p"), (TUESDAY, "p")]
-    store.replace(_frame(spark, ("e", TUESDAY, "p")), root, NAME, scope)
-    assert _held(spark, root) == {("b", MONDAY, "123"), ("e", TUESDAY, "p")}
-    assert [row.line for row in store.read(spark, root, NAME, [(TUESDAY, "p")]).collect()] == ["e"]
+    _run(session, root, [(MONDAY, "p")])
+    assert _held(session, root) == set()
+    first = (("a", MONDAY, "p"), ("b", MONDAY, "123"), ("c", TUESDAY, "p"), ("d", TUESDAY, "ü/%=' x"))
+    _run(session, root, [], *first)
+    assert _held(session, root) == set(first)
+    opened = store.snapshot(session, root)
+    # A run about two parts that has rows for one of them.
+    _run(session, root, [(MONDAY, "p"), (TUESDAY, "p")], ("e", TUESDAY, "p"))
+    assert _held(session, root) == {*first[1::2], ("e", TUESDAY, "p")}
+    # Who opened the tables before sees what was there then.
+    assert {row.line for row in store.read(session, opened, NAME).collect()} == set("abcd")
+    now = store.snapshot(session, root)
+    assert [row.line for row in store.read(session, now, NAME, [(TUESDAY, "p")]).collect()] == ["e"]
+    others = [(MONDAY, "123"), (TUESDAY, first[3][2])]
+    assert now.files(NAME, others) == opened.files(NAME, others) != []
 
 
-def test_what_a_part_of_a_partition_held_before_goes_too(spark: SparkSession, tmp_path: Path) -> None:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    from bstar_pipeline import store
-    from bstar_pipeline.schema import RECORDS
-
-    rows = [{"seq": 1, "topic": "calls"}, {"seq": 2, "topic": "events"}]
-    frame = spark.createDataFrame([{**row, "day": MONDAY, "pair": "p"} for row in rows], RECORDS)
-    store.write(frame, str(tmp_path), "bronze.records")
-    store.replace(frame.where(F.col("topic") == "events"), str(tmp_path), "bronze.records", [(MONDAY, "p")])
-    assert [row.seq for row in store.read(spark, str(tmp_path), "bronze.records").collect()] == [2]
-
-
-def test_a_table_that_was_never_written_is_an_error_that_says_what_to_do(
-    spark: SparkSession, tmp_path: Path
+def test_a_run_that_fails_leaves_no_file_and_the_tables_as_they_were(
+    session: SparkSession, tmp_path: Path
 ) -> None:
     from bstar_pipeline import store
 
-    with pytest.raises(ConfigurationError, match=r"no table gold\.audit: .*bstar pipeline run"):
-        store.read(spark, str(tmp_path), "gold.audit")
+    root = str(tmp_path)
+    _run(session, root, [], ("a", MONDAY, "p"))
+    before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    with pytest.raises(AssertionError, match="not the columns"), store.writing(session, root) as writer:  # noqa: PT012
+        writer.replace(_frame(session, ("b", MONDAY, "p")), NAME, [(MONDAY, "p")])
+        writer.replace(_frame(session), "gold.audit", [])
+    assert _held(session, root) == {("a", MONDAY, "p")}
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
 
 
-def test_columns_that_are_not_the_tables_are_our_fault(spark: SparkSession, tmp_path: Path) -> None:
+def test_while_a_run_writes_a_second_one_is_refused(session: SparkSession, tmp_path: Path) -> None:
+    from bstar_pipeline import store
+
+    with store.writing(session, str(tmp_path)), pytest.raises(ConfigurationError, match="another process"):
+        _run(session, str(tmp_path), [])
+
+
+def test_a_table_that_was_never_written_is_an_error_that_says_what_to_do(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    from bstar_pipeline import store
+
+    with pytest.raises(ConfigurationError, match=r"no tables below .*bstar pipeline run"):
+        store.snapshot(session, str(tmp_path))
+    _run(session, str(tmp_path), [])
+    with pytest.raises(ConfigurationError, match=r"no table gold\.audit below .*bstar pipeline run"):
+        store.read(session, store.snapshot(session, str(tmp_path)), "gold.audit")
+
+
+def test_columns_that_are_not_the_tables_are_our_fault(session: SparkSession, tmp_path: Path) -> None:
     from pyspark.sql import functions as F  # noqa: N812
 
     from bstar_pipeline import store
 
-    frame = _frame(spark).withColumn("version", F.lit("one")).drop("line")
-    with pytest.raises(AssertionError, match=r"version: StringType.*the table has IntegerType"):
-        store.write(frame, str(tmp_path), NAME)
-    assert not list(tmp_path.iterdir())
+    frame = _frame(session).withColumn("version", F.lit("one")).drop("line")
+    with (
+        store.writing(session, str(tmp_path)) as writer,
+        pytest.raises(AssertionError, match=r"version: StringType.*the table has IntegerType"),
+    ):
+        writer.replace(frame, NAME, [])
+
+
+def test_storage_that_only_spark_knows_keeps_the_same_promises(spark: SparkSession, tmp_path: Path) -> None:
+    from bstar_pipeline.store import _Hadoop
+
+    found = _Hadoop(spark, tmp_path.as_uri())
+    assert found.get("runs/a/manifest.json") is None
+    assert found.files("runs") == []
+    for content in (b"one", b"two \xff\x00"):
+        found.put("runs/a b%20/manifest.json", content)
+        assert found.get("runs/a b%20/manifest.json") == content
+    assert found.files("runs") == ["runs/a b%20/manifest.json"]
+    found.remove(found.files("runs"))
+    assert found.files("runs") == []
+    with found.locked():
+        found.settle([])

@@ -14,8 +14,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from bstar_pipeline.tables import TABLES
-from support import plain_reading, scenes
+from support import committed, plain_reading, scenes
 from support.journals import AT_US, write
 
 pytestmark = [pytest.mark.spark, pytest.mark.loopback]
@@ -41,9 +40,7 @@ class Tables:
         self.root = root
 
     def rows(self, name: str, pair: str) -> list[Any]:
-        files = f"{self.root}/{TABLES[name].path}/**/*.parquet"
-        query = f"FROM read_parquet('{files}', hive_partitioning = true, union_by_name = true) WHERE pair = ?"
-        found = duckdb.execute(query, [pair])
+        found = duckdb.execute(f"FROM {committed.files(self.root, name)} WHERE pair = ?", [pair])
         columns = [column[0] for column in found.description or ()]
         return [SimpleNamespace(**dict(zip(columns, row, strict=True))) for row in found.fetchall()]
 

@@ -200,7 +200,7 @@ def test_a_watch_killed_three_times_and_ended_by_sigterm_comes_to_what_the_batch
         sketch.total("weight").alias("weight")
     )
     assert rows_of(added.select(*by_batch.columns)) == rows_of(by_batch)
-    written_objectives = micro_batch.read(spark, str(root), "gold.objectives")
+    written_objectives = micro_batch.read(spark, str(root), "stream.objectives")
     told_by_batch = objectives(by_batch, Objectives(alert_requests=ALERT_REQUESTS))
     assert rows_of(written_objectives) == rows_of(told_by_batch.select(*written_objectives.columns))
 

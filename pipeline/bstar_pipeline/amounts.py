@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bstar_pipeline.commits import NOTHING, Folder, Snapshot, current
 from bstar_pipeline.memory import octets_here
 from bstar_pipeline.tables import TABLES
 
@@ -79,8 +80,8 @@ def of_tables(root: str, names: Iterable[str] = TABLES) -> Amount | None:
     """Of tables below a root; None if it is no folder of this machine."""
     if not _is_here(root):
         return None
-    folders = (Path(root) / TABLES[name].path for name in names)
-    octets = sum(file.stat().st_size for folder in folders for file in folder.rglob("*.parquet"))
+    tables = Snapshot(root, current(Folder(Path(root)), root) or NOTHING)
+    octets = sum(Path(file).stat().st_size for name in names for file in tables.files(name))
     return Amount("tables", octets, _TABLES_MAX)
 
 

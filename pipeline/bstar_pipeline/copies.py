@@ -111,6 +111,19 @@ def without_conflicts(typed: DataFrame, ranges: DataFrame) -> DataFrame:
     )
 
 
+def counted(ranges: DataFrame, left: DataFrame) -> DataFrame:
+    """``ranges``, where what is not among the records ``left`` is a duplicate."""
+    kept = left.groupBy("file", "boot").agg(F.count("*").alias("kept"))
+    found = ranges.join(kept, ["file", "boot"], "left").na.fill({"kept": 0})
+    is_record = F.col("boot").isNotNull()
+    return found.withColumns(
+        {
+            "duplicates": F.when(is_record, F.col("lines") - F.col("kept")).otherwise(0),
+            "is_duplicate": is_record & (F.col("kept") == 0),
+        }
+    ).drop("kept")
+
+
 def once(typed: DataFrame, ranges: DataFrame) -> DataFrame:
     """Leave out of ``typed`` what came in another file, too; rejected lines only with their whole file."""
     return records_once(typed, ranges).unionByName(rejected_once(typed, ranges))

@@ -3,7 +3,7 @@
 Sail (pysail) is a server of the Spark Connect protocol, written in Rust. It knows the DataFrame API and the
 SQL of Spark, so the tables are defined once, and a small job takes seconds instead of a minute. Where it
 differs from Spark in what matters here, a function asks ``is_local`` and does that step in Python: journals
-are parsed by ``inputs``, partitions replaced by ``folders``. It knows folders of this machine only.
+are parsed by ``inputs``. It knows folders of this machine only.
 """
 
 import os

@@ -5,7 +5,7 @@ local engine they are parsed here, by the parser of the records themselves.
 """
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 from urllib.parse import quote
 
@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline import bronze, engine, journal_files
-from bstar_pipeline.local_journals import ROWS, TRUNCATED, files_at, read
+from bstar_pipeline.local_journals import ROWS, SHAPE, TRUNCATED, files_at, read
 
 # Rows of one row group.
 _ROWS_MAX = 100_000
@@ -26,11 +26,12 @@ _PLAIN = "/:@&=+$,;!'()*~-_."
 class Inputs(Protocol):
     """Journals, found once."""
 
-    def typed(self) -> DataFrame:
-        """A row for each line, as ``bronze.typed`` says."""
+    @property
+    def files(self) -> Mapping[str, int]:
+        """The length of each by its path, as Spark spells it."""
 
-    def listing(self) -> DataFrame:
-        """The files: ``file``; those without a line among them."""
+    def typed(self, files: Sequence[str]) -> DataFrame:
+        """A row for each line of some of them, as ``bronze.typed`` says."""
 
     def unpacked(self, packed: Sequence[str]) -> DataFrame:
         """Those of some packed files (few) that can be unpacked to their end: ``file``."""
@@ -44,15 +45,19 @@ def open_inputs(spark: SparkSession, paths: Sequence[str], since: dt.date | None
     return _Local(spark, paths, since) if engine.is_local(spark) else _OnSpark(spark, paths, since)
 
 
+def listing(spark: SparkSession, files: Sequence[str]) -> DataFrame:
+    """Paths as a DataFrame: ``file``."""
+    # By Arrow: of a list of Python's, Spark makes rows in Python processes on the executors.
+    return spark.createDataFrame(pa.table({"file": pa.array(files, pa.string())}), "file STRING")
+
+
 class _OnSpark:
     def __init__(self, spark: SparkSession, paths: Sequence[str], since: dt.date | None) -> None:
-        self._spark, self._paths, self._since = spark, paths, since
+        self._spark = spark
+        self.files = journal_files.lengths(spark, journal_files.find_files(spark, paths, since))
 
-    def typed(self) -> DataFrame:
-        return bronze.typed(journal_files.lines(self._spark, self._paths, since=self._since))
-
-    def listing(self) -> DataFrame:
-        return journal_files.listing(self._spark, self._paths, self._since)
+    def typed(self, files: Sequence[str]) -> DataFrame:
+        return bronze.typed(journal_files.lines_of(self._spark, files))
 
     def unpacked(self, packed: Sequence[str]) -> DataFrame:
         return journal_files.unpacked(self._spark, packed)
@@ -63,31 +68,32 @@ class _Local:
         if not paths:
             raise ConfigurationError("no journals to read: name at least one directory, file or pattern")
         self._spark = spark
-        self._files = [
-            file
+        self._journals = {
+            _uri(str(file.place)): file
             for file in files_at(paths)
             if since is None or not journal_files.is_before(str(file.place), since)
-        ]
-        if not self._files:
+        }
+        if not self._journals:
             raise ConfigurationError(
                 f"no journals to read: all files at {', '.join(paths)} are older than {since}"
             )
+        self.files = {uri: file.length for uri, file in self._journals.items()}
         self._torn: set[str] = set()
 
-    def typed(self) -> DataFrame:
+    def typed(self, files: Sequence[str]) -> DataFrame:
         """Of a file beside the tables, so that no size of journals is too much for memory."""
         lines = engine.scratch(self._spark) / "lines.parquet"
         with pq.ParquetWriter(lines, ROWS, compression="lz4") as out:
             waiting, count = [], 0
-            for file in self._files:
-                for batch in read(file):
-                    waiting.append(self._whole(batch, _uri(str(file.place))))
+            for uri in files:
+                for batch in read(self._journals[uri]):
+                    waiting.append(self._whole(batch, uri))
                     count += batch.num_rows
                     if count >= _ROWS_MAX:
                         out.write_table(pa.Table.from_batches(waiting, ROWS))
                         waiting, count = [], 0
             out.write_table(pa.Table.from_batches(waiting, ROWS))
-        return self._spark.read.parquet(str(lines))
+        return self._spark.read.schema(SHAPE).parquet(str(lines))
 
     def _whole(self, batch: pa.RecordBatch, uri: str) -> pa.RecordBatch:
         """Without the row that stands for a missing end, and the file as Spark spells it."""
@@ -99,14 +105,8 @@ class _Local:
         files = pa.repeat(pa.scalar(uri, pa.string()), batch.num_rows)
         return batch.set_column(place, "file", files)
 
-    def listing(self) -> DataFrame:
-        return self._named([_uri(str(file.place)) for file in self._files])
-
     def unpacked(self, packed: Sequence[str]) -> DataFrame:
-        return self._named([file for file in packed if file not in self._torn])
-
-    def _named(self, files: Sequence[str]) -> DataFrame:
-        return self._spark.createDataFrame(pa.table({"file": pa.array(files, pa.string())}), "file STRING")
+        return listing(self._spark, [file for file in packed if file not in self._torn])
 
 
 def _uri(path: str) -> str:

@@ -1,12 +1,14 @@
-"""The batch job: journals in, all tables out.
+"""The batch job: new journals in, all tables of the days that they touch out.
 
-Lines are parsed once, on the way into ``bronze.records``; everything after that reads the table. Each step is
-written before the next reads it, so nothing is computed twice. Independent tables are written side by side,
-because Spark plans a query on one core. Records belong to days and pairs, and the job replaces whole days and
-pairs. The same input twice gives the same tables, and other days and pairs stay. So give it all journals of
-the days that it is about, or say ``since`` which day it is about. What is older is read as far as it stands
-in the same files, and not written: it tells who the processes are that go on, and the records of the last
-hour before belong to requests of which others have later ones.
+A run parses what the tables do not have yet: files that no earlier run read, and files that were open and
+have grown or are sealed now. Their records join those that ``bronze.records`` has of their days and pairs,
+and all other tables of these are made anew. Each step is written before the next reads it, so nothing is
+computed twice. Independent tables are written side by side, because Spark plans a query on one core. At the
+end the run is committed (``bstar_pipeline.commits``): until then a reader sees the tables as they were.
+
+Days of a pair are made from the first one that is touched to its last one, since processes and their states
+go on over midnight. Of two days before that the job reads records as well: they tell who the processes are
+that go on, and those of the last hour belong to requests of which others have later ones.
 
 The driver gets to know names of files, which days and pairs there are, counts, and of each pair the events
 that change something and the times without an answer: few, whatever the traffic. No request comes to it.
@@ -19,14 +21,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, Literal
 
-from pyspark.sql import DataFrame, SparkSession
+import msgspec
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql.types import StringType, StructField, StructType
 
 from bstar.errors import ConfigurationError
-from bstar_pipeline import bronze, clocks, copies, silver, store
+from bstar_pipeline import bronze, clocks, commits, copies, silver, store
 from bstar_pipeline.bronze import REJECTION
+from bstar_pipeline.commits import File, Made, Manifest, Part
 from bstar_pipeline.engine import is_local, version_of
 from bstar_pipeline.gold.audit import audit
 from bstar_pipeline.gold.capacity import capacity
@@ -36,22 +42,23 @@ from bstar_pipeline.gold.history import CLOCK_ERROR_US
 from bstar_pipeline.gold.incidents import incidents
 from bstar_pipeline.gold.nodes import process_findings
 from bstar_pipeline.gold.objectives import budgets, objectives, sketches
-from bstar_pipeline.inputs import Inputs, open_inputs
+from bstar_pipeline.inputs import Inputs, listing, open_inputs
 from bstar_pipeline.pair_rows import Row, Rows, collected, frame_of
-from bstar_pipeline.schema import REJECTED, table_schema
+from bstar_pipeline.schema import RECORDS, REJECTED, table_schema
 from bstar_pipeline.slo import Objectives
-from bstar_pipeline.store import Part
 
 Progress = Callable[[str], None]
 """Gets a line of text when a step begins."""
 
 _log = logging.getLogger(__name__)
-_OUTSIDE = "outside"
 # Requests take less, and clocks are less apart.
-_MARGIN_US = 3_600_000_000
-_MARGIN = "margin-"
+_MARGIN = dt.timedelta(hours=1)
+# What is read of the days before.
+_CONTEXT = dt.timedelta(days=2)
 # The topics of records that are of single requests.
 _OF_REQUESTS = ("requests", "calls", "executions")
+_OPEN = ".open"
+_BRONZE = ("bronze.records", "bronze.rejected", "bronze.files")
 # Every executor gets this many digests of requests.
 _REPEATED_MAX = 500_000
 # Of two machines each whose clocks are compared.
@@ -60,15 +67,19 @@ _LINKS_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a job read and found.
+    """What a run read, and what is in the tables now (with ``since``, of that day and later ones).
 
-    ``engine`` is "local" or "spark", ``version`` what it calls itself. ``steps``: what was done, and the
-    seconds until the next step began. ``files`` by state, ``rejected`` by reason, ``incidents`` by kind,
-    ``findings`` of the audit by verdict. ``duplicates`` are records that were left out because they came in
-    another file, too.
+    ``run`` is its name; of a run that found nothing new, that of the run before. ``read``: how many files it
+    read. ``made``: the days and pairs that it made anew. ``engine`` is "local" or "spark", ``version`` what
+    it calls itself. ``steps``: what was done, and the seconds until the next step began. ``files`` by state,
+    ``rejected`` by reason, ``incidents`` by kind, ``findings`` of the audit by verdict. ``duplicates`` are
+    records that were left out because they came in another file, too.
     """
 
     root: str
+    run: str
+    read: int
+    made: tuple[Part, ...]
     parts: tuple[Part, ...]
     records: int
     requests: int
@@ -100,23 +111,25 @@ class _Job:
     """What all steps need."""
 
     spark: SparkSession
-    root: str
+    writer: store.Writer
     progress: Progress | None
     began: float = field(default_factory=time.monotonic)
     scope: frozenset[Part] = frozenset()
-    """What records there are belong to these."""
+    """The days and pairs that are made."""
+    past: frozenset[Part] = frozenset()
+    """All earlier ones of the same pairs."""
     seen: frozenset[Part] = frozenset()
-    """And the files and lines that are none, to these as well."""
+    """Those of which there are new files or lines, and the scope."""
+    unmade: frozenset[Part] = frozenset()
+    """Those that have new records and are of before the day that the run is about."""
     topics: frozenset[str] = frozenset()
-    """Of the records."""
+    """Of the records of the scope."""
     earlier: Rows = ()
-    """What records of before the first day say of runs, see ``silver.earlier``."""
+    """What records of before the scope say of runs, see ``silver.earlier``."""
     margin: DataFrame | None = None
-    """Records of single requests, of the last hour before the first day."""
+    """Records of single requests, of the last hour before the scope."""
     steps: list[tuple[str, float]] = field(default_factory=list)
     """What began, and when."""
-    aside: dict[str, Part] = field(default_factory=dict)
-    """Folders of the table of records that are taken out again at the end."""
 
     def tell(self, text: str) -> None:
         _log.info("%s", text)
@@ -132,7 +145,7 @@ class _Job:
     def write(self, name: str, frame: DataFrame) -> DataFrame:
         """Write a table for the job's days and pairs, and give back what is there then."""
         self.tell(f"writing {name}")
-        store.replace(_clamped(frame, self.scope), self.root, name, self.scope)
+        self.writer.replace(_clamped(frame, self.scope), name, self.scope)
         return self.read(name)
 
     def write_rows(self, name: str, rows: Iterable[Row]) -> DataFrame:
@@ -140,7 +153,11 @@ class _Job:
         return self.write(name, frame_of(self.spark, rows, table_schema(name)))
 
     def read(self, name: str) -> DataFrame:
-        return store.read(self.spark, self.root, name, self.scope)
+        return store.read(self.spark, self.writer.tables, name, self.scope)
+
+    def before(self, name: str) -> DataFrame:
+        """What a table has of the days before the scope."""
+        return store.read_files(self.spark, self.writer.past.files(name, self.past), table_schema(name))
 
 
 def run(
@@ -153,12 +170,33 @@ def run(
     since: dt.date | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Read the journals at ``inputs`` (any path that Spark reads) and write every table below ``root``.
+    """Read what is new in the journals at ``inputs`` (any paths of Spark) into the tables below ``root``.
 
-    Raises ConfigurationError if there is nothing to read, or no record in what there is.
+    ``since``: make no tables of days before this one, and open no file that was closed before it.
+
+    Raises ConfigurationError if there is nothing to read, no record in what there is and no table yet, or
+    another run at work below ``root``.
     """
-    job = _Job(spark, root, progress)
-    records = _bronze(job, inputs, since)
+    with store.writing(spark, root) as writer:
+        job = _Job(spark, writer, progress)
+        job.tell(f"reading journals at {', '.join(inputs)}")
+        journals = open_inputs(spark, inputs, since)
+        new = [path for path, length in journals.files.items() if writer.before.read.get(path) != length]
+        if new or any(since is None or day >= since for day, _ in writer.before.unmade):
+            records = _bronze(job, inputs, journals, new, since)
+            counted = _tables(job, records, slo, clock_error_us) if job.scope else {}
+            made = _made(job, counted)
+            job.tell("committing")
+            done = writer.commit(made, {**writer.before.read, **journals.files}, job.unmade)
+        else:
+            done = writer.before
+    return _summary(job, done, since, len(new))
+
+
+def _tables(
+    job: _Job, records: DataFrame, slo: Objectives | None, clock_error_us: int
+) -> dict[str, DataFrame]:
+    """Write silver and gold of the scope. Returns what is counted."""
     with ThreadPoolExecutor(1, "services") as other:
         told = other.submit(_services, job, records, slo)
         job.tell("looking for processes and what happened to them")
@@ -167,142 +205,221 @@ def run(
         histories = silver.histories(facts, of_runs, clock_error_us)
         runs = job.write_rows("silver.runs", of_runs)
         states = job.write_rows("silver.states", silver.states(histories))
-        requests = _requests(job, records, runs, clock_error_us, since)
+        requests = _requests(job, records, runs, clock_error_us)
         found = job.write_rows("gold.incidents", incidents(records, runs, requests, histories))
         of_processes = process_findings(facts, of_runs, histories, clock_error_us)
         further = [
-            frame_of(spark, of_processes, table_schema("gold.audit")),
+            frame_of(job.spark, of_processes, table_schema("gold.audit")),
             *_durables(job, records, runs, states, clock_error_us),
         ]
         findings = job.write("gold.audit", audit(requests, runs, further))
         told.result()
-    store.clear(spark, root, "bronze.records", job.aside)
+    return {"records": records, "requests": requests, "incidents": found, "findings": findings}
+
+
+def _made(job: _Job, counted: Mapping[str, DataFrame]) -> list[Made]:
+    """What is in the tables now, by day and pair; one query counts what is new."""
     job.tell("counting")
-    files = (
-        store.read(spark, root, "bronze.files", job.seen)
-        .groupBy("state")
-        .agg(F.count("*").alias("files"), F.sum("duplicates").alias("duplicates"))
+    files = store.read(job.spark, job.writer.tables, "bronze.files", job.seen)
+    rejected = store.read(job.spark, job.writer.tables, "bronze.rejected", job.seen)
+    frames = {**counted, "files": files, "rejected": rejected, "duplicates": files}
+    keys = {"incidents": "kind", "findings": "verdict", "files": "state", "rejected": "reason"}
+    sums = (
+        frame.groupBy(
+            "day",
+            "pair",
+            F.lit(what).alias("what"),
+            (F.col(keys[what]) if what in keys else F.lit("")).alias("key"),
+        ).agg(F.sum("duplicates" if what == "duplicates" else F.lit(1)).alias("count"))
+        for what, frame in frames.items()
     )
-    by_state = files.collect()
+    made = {one.part: one for one in job.writer.before.made}
+    counts: dict[Part, dict[str, dict[str, int]]] = {part: {} for part in job.seen}
+    for row in reduce(DataFrame.unionByName, sums).collect():
+        counts[row["day"], row["pair"]].setdefault(row["what"], {})[row["key"]] = row["count"]
+    for part, of_part in counts.items():
+        known = made.get(part) or Made(*part)
+        new = {what: of_part.get(what, {}) for what in frames if part in job.scope or what not in counted}
+        plain = {what: found if what in keys else found.get("", 0) for what, found in new.items()}
+        made[part] = msgspec.structs.replace(known, **plain)
+    return list(made.values())
+
+
+def _summary(job: _Job, manifest: Manifest, since: dt.date | None, read: int) -> Summary:
+    made = [one for one in manifest.made if since is None or one.day >= since]
+
+    def added(what: str) -> dict[str, int]:
+        return dict(sum((Counter(getattr(one, what)) for one in made), Counter[str]()))
+
     return Summary(
-        root=root,
-        parts=tuple(sorted(job.scope)),
-        records=records.count(),
-        requests=requests.count(),
-        duplicates=sum(row.duplicates for row in by_state),
-        files={row.state: row.files for row in by_state},
-        rejected=_counts(store.read(spark, root, "bronze.rejected", job.seen), "reason"),
-        incidents=_counts(found, "kind"),
-        findings=_counts(findings, "verdict"),
-        engine="local" if is_local(spark) else "spark",
-        version=version_of(spark),
+        root=job.writer.root,
+        run=manifest.run,
+        read=read,
+        made=tuple(sorted(job.scope)),
+        parts=tuple(one.part for one in made if one.records),
+        records=sum(one.records for one in made),
+        requests=sum(one.requests for one in made),
+        duplicates=sum(one.duplicates for one in made),
+        files=added("files"),
+        rejected=added("rejected"),
+        incidents=added("incidents"),
+        findings=added("findings"),
+        engine="local" if is_local(job.spark) else "spark",
+        version=version_of(job.spark),
         steps=job.took(),
         took_s=time.monotonic() - job.began,
     )
 
 
-def _bronze(job: _Job, inputs: Sequence[str], since: dt.date | None) -> DataFrame:
-    """Write the first layer; returns the records. Sets the job's days and pairs."""
-    spark, root = job.spark, job.root
-    job.tell(f"reading journals at {', '.join(inputs)}")
-    journals = open_inputs(spark, inputs, since)
-    typed = journals.typed()
-    if since is not None:
-        typed = _with_older_aside(typed, since)
-    # Lines that are no records go the same way, as a topic of their own, and are taken out again below.
-    written = store.write(typed, root, "bronze.records", more=REJECTION)
-    aside = {leaf: part for leaf, part in written.new.items() if _is_aside(_topic_of(leaf))}
-    scope = frozenset(part for leaf, part in written.new.items() if leaf not in aside)
-    if not scope:
-        raise ConfigurationError(f"no record in the journals at {', '.join(inputs)}: {_why(job, aside)}")
-    store.clear(spark, root, "bronze.records", [leaf for leaf, part in written.old.items() if part in scope])
-    job.scope, job.seen = scope, scope | frozenset(aside.values())
-    job.topics = frozenset(map(_topic_of, written.new))
-    parsed = store.read(spark, root, "bronze.records", job.seen, more=REJECTION)
-    is_older = (F.col("topic") == _OUTSIDE) | F.col("topic").startswith(_MARGIN)
-    parsed = parsed.where((F.col("topic") == REJECTED) | is_older | store.within(scope))
-    if since is not None:
-        job.earlier = silver.earlier(parsed.where(is_older), parsed.where(~is_older))
+def _bronze(
+    job: _Job, inputs: Sequence[str], journals: Inputs, new: Sequence[str], since: dt.date | None
+) -> DataFrame:
+    """Write the first layer; returns the records of the scope, which it sets."""
+    before, writer = job.writer.before, job.writer
+    # What a file that was open had goes, if that file has grown, or is sealed and so another one by its name.
+    sealed = {path.removesuffix(".gz") for path in journals.files if not path.endswith(_OPEN)}
+    again = {
+        commits.digest_of(path)
+        for path in before.read
+        if path.endswith(_OPEN) and (path in new or path.removesuffix(_OPEN) in sealed)
+    }
+    kept = {
+        name: [file for file in before.tables.get(name, []) if file.journal not in again] for name in _BRONZE
+    }
+    came = _parsed(job, journals, new, kept["bronze.records"]) if new else {}
+    for name in _BRONZE:
+        writer.keep(name, [*kept[name], *came.get(name, [])])
+    records = writer.tables.manifest.tables["bronze.records"]
+    if not records:
+        raise ConfigurationError(f"no record in the journals at {', '.join(inputs)}: {_why(job)}")
+    changed = {
+        name: {file.part for file in {*before.tables.get(name, [])} ^ {*writer.tables.manifest.tables[name]}}
+        for name in _BRONZE
+    }
+    touched = changed["bronze.records"] | {*before.unmade}
+    firsts: dict[str, dt.date] = {}
+    for day, pair in touched:
+        if since is None or day >= since:
+            firsts[pair] = min(day, firsts.get(pair, day))
+    # A day that has no record any more is made empty.
+    candidates = touched | {file.part for file in records}
+    job.scope = frozenset(part for part in candidates if firsts.get(part[1], dt.date.max) <= part[0])
+    job.unmade = frozenset(touched - job.scope)
+    job.seen = job.scope.union(*changed.values())
+    of_scope = [file for file in records if file.part in job.scope]
+    job.topics = frozenset(file.topic for file in of_scope)
+    found = store.read_files(job.spark, map(writer.tables.path, of_scope), RECORDS)
+    _context(job, found, records, firsts)
+    return found
+
+
+def _context(job: _Job, found: DataFrame, records: Sequence[File], firsts: Mapping[str, dt.date]) -> None:
+    """What the days before the scope say of its processes and requests."""
+    parts = {file.part for file in records}
+    job.past = frozenset(part for part in parts if firsts.get(part[1], dt.date.min) > part[0])
+    older = [file for file in records if file.part in job.past and firsts[file.pair] - file.day <= _CONTEXT]
+    if not older:
+        return
+    before = store.read_files(job.spark, map(job.writer.tables.path, older), RECORDS)
+    job.earlier = silver.earlier(before, found)
+    pairs_of: dict[dt.date, list[str]] = {}
+    for pair, day in firsts.items():
+        pairs_of.setdefault(day, []).append(pair)
+    is_near = reduce(
+        Column.__or__,
+        (F.col("pair").isin(pairs) & (F.col("at") >= _margin_us(day)) for day, pairs in pairs_of.items()),
+    )
+    job.margin = before.where(is_near & F.col("topic").isin(*_OF_REQUESTS))
+    job.topics |= {file.topic for file in older}
+
+
+def _margin_us(day: dt.date) -> int:
+    """An hour before a day begins."""
+    begin = dt.datetime.combine(day, dt.time(), dt.UTC)
+    return int((begin - _MARGIN).timestamp()) * 1_000_000
+
+
+def _parsed(job: _Job, journals: Inputs, new: Sequence[str], known: Sequence[File]) -> dict[str, list[File]]:
+    """Parse new files. Returns the files of the first layer with what is in no file that is ``known``."""
+    writer = job.writer
+    typed = journals.typed(new).withColumn("journal", _journal())
+    # Lines that are no records are written beside them, for ``bronze.rejected`` alone.
+    lines = writer.write(typed, "bronze.records", by=("topic", "journal"), folder="lines")
+    shape = StructType([*RECORDS.fields, *REJECTION.fields, StructField("journal", StringType())])
+    parsed = store.read_files(job.spark, map(writer.tables.path, lines), shape)
     job.tell("looking for files that came twice or lost their end")
     found = copies.ranges(parsed).persist()
     try:
         ranges = copies.without_conflicts(parsed, found)
-        _files(job, journals, ranges, since)
-        job.tell("writing bronze.rejected")
-        if any(leaf.endswith(REJECTED) for leaf in aside):
-            rejected = bronze.rejected(copies.rejected_once(parsed, ranges))
-        else:
-            rejected = store.nothing(spark, table_schema("bronze.rejected"))
-        store.replace(rejected, root, "bronze.rejected", job.seen)
+        came = [file for file in lines if file.topic != REJECTED]
         mixed = ranges.where("is_duplicate OR is_overlapping").select("pair").distinct().collect()
-        if mixed:
-            pairs = sorted({row.pair for row in mixed})
-            job.tell(f"leaving out what came twice of {', '.join(pairs)}")
-            of_pairs = bronze.records(copies.records_once(parsed, ranges)).where(F.col("pair").isin(*pairs))
-            store.write(of_pairs, root, "bronze.records")
+        pairs = {row.pair for row in mixed}
+        once = copies.records_once(parsed, ranges)
+        old = _overlapping(job, ranges, came, known)
+        if old is not None:
+            pairs |= {file.pair for file in came}
+            key = ["boot", "seq", "mono"]
+            once = once.join(old.select(*key), key, "left_anti").select(*shape.names)
+        if pairs:
+            job.tell(f"leaving out what came twice of {', '.join(sorted(pairs))}")
+            once = once.where(F.col("pair").isin(*pairs)).select(*RECORDS.names, "journal")
+            again = writer.write(once, "bronze.records", by=("topic", "journal"))
+            came = [*(file for file in came if file.pair not in pairs), *again]
+        if old is not None:
+            left = store.read_files(job.spark, map(writer.tables.path, came), RECORDS)
+            ranges = copies.counted(ranges, left)
+        tables = {"bronze.records": came, "bronze.files": _files(job, journals, new, ranges)}
+        if any(file.topic == REJECTED for file in lines):
+            job.tell("writing bronze.rejected")
+            rejected = bronze.rejected(copies.rejected_once(parsed, ranges)).withColumn("journal", _journal())
+            tables["bronze.rejected"] = writer.write(rejected, "bronze.rejected", by=("journal",))
+        return tables
     finally:
         found.unpersist()
-    job.aside = {leaf: part for leaf, part in aside.items() if _topic_of(leaf).startswith(_MARGIN)}
-    store.clear(spark, root, "bronze.records", aside.keys() - job.aside.keys())
-    kept = job.read("bronze.records")
-    is_margin = F.col("topic").startswith(_MARGIN)
-    if since is not None and job.aside:
-        job.margin = kept.where(is_margin).withColumns(
-            {"topic": F.substring("topic", len(_MARGIN) + 1, 100), "day": F.date_sub("day", 1)}
-        )
-    return kept.where(~is_margin)
 
 
-def _with_older_aside(typed: DataFrame, since: dt.date) -> DataFrame:
-    """Give what is older than ``since`` a topic of its own, and that day, so that it replaces no other."""
-    is_older = F.col("day") < F.lit(since)
-    begin_us = int(dt.datetime.combine(since, dt.time(), dt.UTC).timestamp()) * 1_000_000
-    is_margin = is_older & F.col("topic").isin(*_OF_REQUESTS) & (F.col("at") >= begin_us - _MARGIN_US)
-    topic = F.when(is_margin, F.concat(F.lit(_MARGIN), "topic")).when(is_older, _OUTSIDE)
-    return typed.withColumns(
-        {"topic": topic.otherwise(F.col("topic")), "day": F.greatest("day", F.lit(since))}
-    )
+def _journal() -> Column:
+    """The digest of a journal that is open, one word for all others."""
+    return F.when(F.col("file").endswith(_OPEN), F.md5("file")).otherwise(F.lit("sealed"))
 
 
-def _topic_of(leaf: str) -> str:
-    return leaf.rpartition("=")[2]
+def _overlapping(
+    job: _Job, ranges: DataFrame, came: Sequence[File], known: Sequence[File]
+) -> DataFrame | None:
+    """The known records of runs of which a new file has records with numbers among theirs; None: no such run.
+
+    A record that comes again is of the same day.
+    """
+    parts = {file.part for file in came}
+    files = [file for file in known if file.part in parts]
+    if not files:
+        return None
+    old = store.read_files(job.spark, map(job.writer.tables.path, files), RECORDS)
+    there = old.groupBy("boot").agg(F.min("seq").alias("from"), F.max("seq").alias("to"))
+    here = ranges.groupBy("boot").agg(F.min("first_seq").alias("first"), F.max("last_seq").alias("last"))
+    rows = here.join(there, "boot").where("first <= to AND last >= from").select("boot").collect()
+    return old.where(F.col("boot").isin([row.boot for row in rows])) if rows else None
 
 
-def _is_aside(topic: str) -> bool:
-    """Whether a folder of this topic holds what the table of records does not keep."""
-    return topic in (REJECTED, _OUTSIDE) or topic.startswith(_MARGIN)
-
-
-def _why(job: _Job, aside: Mapping[str, Part]) -> str:
-    """Why there is no record in what was read; what was written of it, ``aside``, is taken out again."""
-    if not aside:
-        return "the files are empty"
-    parts = frozenset(aside.values())
-    written = store.read(job.spark, job.root, "bronze.records", parts, more=REJECTION)
-    rejected = _counts(written.where(F.col("topic") == REJECTED), "rejection")
-    store.clear(job.spark, job.root, "bronze.records", aside)
+def _why(job: _Job) -> str:
+    """Why there is no record in what was read."""
+    rejected = _counts(store.read(job.spark, job.writer.tables, "bronze.rejected"), "reason")
     if not rejected:
-        return "all are older than the day that the job is about"
+        return "the files are empty"
     counts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(rejected.items()))
     return f'none of their lines is one: {counts}. See docs/pipeline.md, "How lines are read"'
 
 
-def _files(job: _Job, journals: Inputs, ranges: DataFrame, since: dt.date | None) -> None:
+def _files(job: _Job, journals: Inputs, new: Sequence[str], ranges: DataFrame) -> list[File]:
     """Write the table of files, after a second look at packed ones without a last record."""
-    listing = journals.listing()
-    found = copies.files(ranges, listing)
+    job.tell("writing bronze.files")
+    about = listing(job.spark, new)
+    found = copies.files(ranges, about)
     doubtful = found.where((F.col("state") == "truncated") & (F.col("lines") > 0)).select("file").collect()
     packed = [row.file for row in doubtful if row.file.endswith(".gz")]
     if packed:
-        found = copies.files(ranges, listing, journals.unpacked(packed))
-    if since is not None:
-        of_last = F.expr("date_from_unix_date(CAST(last_at_us DIV 86400000000 AS INT))")
-        last_day = F.coalesce(of_last, F.col("day"))
-        found = found.where(last_day >= F.lit(since)).withColumn("day", F.greatest("day", F.lit(since)))
-    job.tell("writing bronze.files")
-    store.replace(found, job.root, "bronze.files", job.seen)
-    named = found.select("day", "pair").distinct().collect()
-    job.seen |= frozenset((row.day, row.pair) for row in named)
+        found = copies.files(ranges, about, journals.unpacked(packed))
+    return job.writer.write(found.withColumn("journal", _journal()), "bronze.files", by=("journal",))
 
 
 def _with_right_clocks(
@@ -331,22 +448,23 @@ def _with_right_clocks(
 
 
 def _services(job: _Job, records: DataFrame, slo: Objectives | None) -> None:
-    """Write the tables that need nothing but records."""
+    """Write the tables that need nothing but records, and of days before what those came to."""
     job.write("gold.clients", clients(records))
-    sums = job.write("gold.sketches", sketches(records))
-    job.write("gold.objectives", objectives(sums, slo))
-    job.write("gold.budgets", budgets(sums, slo))
-    job.write("gold.capacity", capacity(records))
+    sums = job.write("gold.sketches", sketches(records)).unionByName(job.before("gold.sketches"))
+    # Windows and periods reach back.
+    is_made = store.within(job.scope)
+    job.write("gold.objectives", objectives(sums, slo).where(is_made))
+    job.write("gold.budgets", budgets(sums, slo).where(is_made))
+    job.write("gold.capacity", capacity(records, job.before("gold.capacity")).where(is_made))
 
 
-def _requests(
-    job: _Job, records: DataFrame, runs: DataFrame, clock_error_us: int, since: dt.date | None
-) -> DataFrame:
+def _requests(job: _Job, records: DataFrame, runs: DataFrame, clock_error_us: int) -> DataFrame:
     """Write the table of requests, by the way that suits what there are records of."""
-    is_wanted = F.lit(True) if since is None else F.col("day") >= F.lit(since)
+    is_wanted = F.lit(True)
     if job.margin is not None:
-        records = records.unionByName(job.margin.dropDuplicates(["boot", "seq", "mono"]))
-    if {topic.removeprefix(_MARGIN) for topic in job.topics} & {"calls", "executions"}:
+        records = records.unionByName(job.margin)
+        is_wanted = store.within(job.scope)
+    if job.topics & {"calls", "executions"}:
         found = silver.requests(records, runs, clock_error_us=clock_error_us)
         return job.write("silver.requests", found.where(is_wanted))
     job.tell("looking for requests with several records")

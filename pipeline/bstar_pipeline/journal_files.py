@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from urllib.parse import unquote, urlsplit
 
-import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
@@ -73,6 +72,13 @@ def find_files(spark: SparkSession, paths: Sequence[str], since: dt.date | None 
     return wanted
 
 
+def lengths(spark: SparkSession, files: Sequence[str]) -> dict[str, int]:
+    """How many bytes each of these files has; 0 if it is gone."""
+    about = spark.read.format("binaryFile").options(**_OPTIONS).load([_literal(file) for file in files])
+    rows = about.select("_metadata.file_path", "_metadata.file_size").collect()
+    return {**dict.fromkeys(files, 0), **{row.file_path: row.file_size for row in rows}}
+
+
 def is_before(file: str, since: dt.date) -> bool:
     """Was the file's last record written before that day? By its name; a file of another name never was."""
     opened = re.search(_FILE_NAME, file)
@@ -104,8 +110,13 @@ def lines(
         )
         text = stream.options(**(options or {})).text(path)
     else:
-        # By file: a file that two of the paths lead to is read once.
-        text = _reader(spark, _ALL).text([_literal(file) for file in find_files(spark, paths, since)])
+        return lines_of(spark, find_files(spark, paths, since))
+    return text.select("value", F.col("_metadata.file_path").alias("file"))
+
+
+def lines_of(spark: SparkSession, files: Sequence[str]) -> DataFrame:
+    """Every line of these files, as ``find_files`` names them: ``value``, ``file``."""
+    text = _reader(spark, _ALL).text([_literal(file) for file in files])
     return text.select("value", F.col("_metadata.file_path").alias("file"))
 
 
@@ -136,8 +147,7 @@ def unpacked(spark: SparkSession, packed: Sequence[str]) -> DataFrame:
     are its length unpacked (RFC 1952, 2.3.1); a file that was cut has anything there.
     """
     paths = [_literal(file) for file in packed]
-    text = _reader(spark, _ALL).text(paths).select("value", F.col("_metadata.file_path").alias("file"))
-    lengths = text.groupBy("file").agg(F.sum(F.octet_length("value") + 1).alias("length"))
+    lengths = lines_of(spark, packed).groupBy("file").agg(F.sum(F.octet_length("value") + 1).alias("length"))
     tail = F.hex(F.expr("substring(content, -4, 4)"))
     octets = [F.substring(tail, 7 - 2 * place, 2) for place in range(4)]
     told = F.conv(F.concat(*octets), 16, 10).cast("bigint")
@@ -147,9 +157,3 @@ def unpacked(spark: SparkSession, packed: Sequence[str]) -> DataFrame:
     # The last line may be torn, and then has no end.
     is_whole = (F.col("told") == length) | (F.col("told") == length - 1)
     return tails.join(lengths, "file").where(is_whole).select("file")
-
-
-def listing(spark: SparkSession, paths: Sequence[str], since: dt.date | None = None) -> DataFrame:
-    """The files at ``paths``: ``file``; those without a byte, which Spark does not open, among them."""
-    # By Arrow: of a list of Python's, Spark makes rows in Python processes on the executors.
-    return spark.createDataFrame(pa.table({"file": pa.array(find_files(spark, paths, since), pa.string())}))

@@ -20,13 +20,15 @@ from bstar_pipeline.lines import Rejected, Rows, read_line
 from bstar_pipeline.places import Place, matching
 from bstar_pipeline.schema import RECORDS
 
-_ROWS = types.StructType(
+SHAPE = types.StructType(
     [
         *RECORDS.fields,
         types.StructField("rejection", types.StringType()),
         types.StructField("line", types.StringType()),
     ]
 )
+"""One row a line: ``bronze.records``, and what is known of a line that is no record."""
+
 _ARROW: dict[type[types.DataType], pa.DataType] = {
     types.StringType: pa.string(),
     types.LongType: pa.int64(),
@@ -36,8 +38,8 @@ _ARROW: dict[type[types.DataType], pa.DataType] = {
     types.TimestampType: pa.timestamp("us", tz="UTC"),
 }
 
-ROWS = pa.schema([pa.field(field.name, _ARROW[type(field.dataType)]) for field in _ROWS])
-"""One row a line: ``bronze.records``, and what is known of a line that is no record."""
+ROWS = pa.schema([pa.field(field.name, _ARROW[type(field.dataType)]) for field in SHAPE])
+"""``SHAPE`` for Arrow."""
 
 TRUNCATED = "truncated"
 """The rejection of a row that stands for the missing end of a packed file."""
@@ -57,6 +59,7 @@ class File(NamedTuple):
     place: Place
     pair: str
     day: date
+    length: int = 0
 
 
 def files_at(paths: Sequence[str]) -> list[File]:
@@ -64,14 +67,15 @@ def files_at(paths: Sequence[str]) -> list[File]:
 
     Raises ConfigurationError if a path has none.
     """
-    return [_file(place) for place in dict.fromkeys(place for path in paths for place in _files_at(path))]
+    lengths = {place: length for path in paths for place, length in _files_at(path)}
+    return [_file(place, length) for place, length in lengths.items()]
 
 
-def _file(place: Place) -> File:
+def _file(place: Place, length: int) -> File:
     match = _NAME.match(place.path.rpartition("/")[2])
     if match is None:
-        return File(place, "unknown", _EPOCH_DAY)
-    return File(place, match[1], datetime.strptime(match[2], "%Y%m%d").replace(tzinfo=UTC).date())
+        return File(place, "unknown", _EPOCH_DAY, length)
+    return File(place, match[1], datetime.strptime(match[2], "%Y%m%d").replace(tzinfo=UTC).date(), length)
 
 
 def read(file: File) -> Iterator[pa.RecordBatch]:
@@ -88,11 +92,14 @@ def read(file: File) -> Iterator[pa.RecordBatch]:
     yield from rows.taken()
 
 
-def _files_at(path: str) -> list[Place]:
-    """The journal files that one path leads to. Raises ConfigurationError if there is none."""
+def _files_at(path: str) -> list[tuple[Place, int]]:
+    """The journal files that one path leads to, and their lengths.
+
+    Raises ConfigurationError if there is none.
+    """
     places = list(matching(path))
     is_pattern = places != [Place.of(path)]
-    found: list[Place] = []
+    found: list[tuple[Place, int]] = []
     for place in places:
         system, inner = place.opened()
         told = system.get_file_info(inner)
@@ -104,7 +111,7 @@ def _files_at(path: str) -> list[Place]:
         else:
             infos = system.get_file_info(pyarrow.fs.FileSelector(inner, recursive=True))
             infos = [info for info in infos if info.is_file and _JOURNAL.fullmatch(info.base_name)]
-        found += [place.at(info.path) for info in infos]
+        found += [(place.at(info.path), info.size or 0) for info in infos]
     if not places:
         raise ConfigurationError(NOWHERE.format(path))
     if not found:

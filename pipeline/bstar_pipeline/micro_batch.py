@@ -23,12 +23,17 @@ from bstar_pipeline.pair_rows import frame_of
 from bstar_pipeline.schema import REJECTED, table_schema
 from bstar_pipeline.silver import facts, histories, runs
 from bstar_pipeline.slo import Objectives
-from bstar_pipeline.store import location, nothing
+from bstar_pipeline.store import nothing
 from bstar_pipeline.tables import TABLES
 
 # Nothing else makes a node serve, or shows that it did not.
 _CHANGES = ("started", "state", "active", "inactive", "stall")
 _TOPICS = ("requests", "calls", "executions", "durables", "events", REJECTED)
+
+
+def location(root: str, name: str) -> str:
+    """Where a table of the stream is: beside the runs of the batch job."""
+    return f"{root.rstrip('/')}/{TABLES[name].path}"
 
 
 def read(spark: SparkSession, root: str, name: str, days: Sequence[date] = ()) -> DataFrame:
@@ -106,10 +111,10 @@ class MicroBatch:
         needed = sorted({*changed, *(day - one for day in days)})
         found = objectives(read(spark, self.root, "stream.sketches", needed), self.slo)
         found = found.where(F.col("day").isin(*changed))
-        _write(found, self.root, "gold.objectives")
+        _write(found, self.root, "stream.objectives")
         # An alert is news in its first minute.
         before = Window.partitionBy("pair", "service").orderBy("minute")
-        written = read(spark, self.root, "gold.objectives", changed)
+        written = read(spark, self.root, "stream.objectives", changed)
         begun = written.select("*", F.lag("alert").over(before).alias("earlier")).where(
             F.col("alert").isNotNull() & ~F.col("alert").eqNullSafe(F.col("earlier"))
         )

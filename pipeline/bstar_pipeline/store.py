@@ -1,35 +1,30 @@
-"""The tables on disk: Parquet below one root, as ``bstar_pipeline.tables`` lays them out.
+"""The tables on disk, as the engines read and write them: Parquet files that a run's manifest names.
 
-A write replaces the partitions that its rows belong to and leaves the others alone. A partition that a job
-has nothing more for (a topic that vanished, a day without incidents now) would keep what an earlier run left
-there; ``replace`` empties what belongs to the days and pairs that the job is about, so the same input twice
-gives the same tables. Everything goes through DataFrames, so any file system and Spark Connect will do; what
-is there is known from listings, and no data comes to the driver. Two jobs must not write to the same days and
-pairs of one root at once.
+``Writer`` is a run that writes. Each table goes to the run's own folder, one or more files for each day and
+pair; ``day`` and ``pair`` are columns of the files, so a list of files is all that a reader needs. What
+``bstar_pipeline.commits`` says about runs and the pointer holds for every storage; the small files go through
+a ``Store``: a folder of this machine, or what the driver's Hadoop connectors know (s3a, hdfs, …).
 """
 
 import datetime as dt
 import re
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+import secrets
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
-from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
-from pyspark.errors import AnalysisException
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from bstar.errors import ConfigurationError
-from bstar_pipeline import engine, folders
-from bstar_pipeline.places import Place
+from bstar_pipeline import commits, engine
+from bstar_pipeline.commits import File, Folder, Made, Manifest, Part, Snapshot, Store
 from bstar_pipeline.schema import table_schema
 from bstar_pipeline.tables import TABLES
-
-Part = tuple[dt.date, str]
-"""A day and a pair: what a job replaces."""
 
 # Each open file buffers one.
 _ROW_GROUP_BYTES = 32 * 1024 * 1024
@@ -39,57 +34,59 @@ _DISTINCT = (
     "seq", "at", "mono", "time", "number", "accepted_at_us", "ended_at_us", "total_us", "queued_us",
     "busy_us", "call_total_us",
 )  # fmt: skip
+# The folders of a table's files are named after copies of its partition columns: those stay in the files.
+_OF_FOLDER = "of_"
 
 
-def location(root: str, name: str) -> str:
-    """Where the table ``name`` ("silver.requests") is."""
-    return f"{root.rstrip('/')}/{TABLES[name].path}"
+def open_store(spark: SparkSession, root: str) -> Store:
+    """The storage of a root. Raises ConfigurationError if this session cannot reach it."""
+    folder = commits.folder_named(root)
+    if folder is not None:
+        return Folder(folder)
+    if engine.is_local(spark):
+        raise ConfigurationError(f"the local engine reads and writes folders of this machine, not {root}")
+    if not hasattr(spark, "_jvm"):
+        raise ConfigurationError(
+            f"{root}: over Spark Connect tables are in a folder that the server and this machine share. Give "
+            "one, or use --master"
+        )
+    return _Hadoop(spark, root)
+
+
+def snapshot(spark: SparkSession, root: str) -> Snapshot:
+    """The tables of the current run. Raises ConfigurationError if there are none."""
+    return commits.open_snapshot(open_store(spark, root), root)
 
 
 def read(
-    spark: SparkSession,
-    root: str,
-    name: str,
-    scope: Collection[Part] | None = None,
-    *,
-    more: StructType | None = None,
+    spark: SparkSession, tables: Snapshot, name: str, parts: Collection[Part] | None = None
 ) -> DataFrame:
-    """A table, or of it what belongs to ``scope``. Raises ConfigurationError if it was never written.
-
-    ``more``: further columns that its files may have.
-    """
-    path = location(root, name)
-    if engine.is_local(spark):
-        path = str(_folder(path))
-        if not Path(path).is_dir():
-            raise _missing(name, path)
-    try:
-        frame = spark.read.schema(_columns(name, more)).parquet(path)
-        # Over Spark Connect nobody looks before somebody asks.
-        assert frame.schema.names
-    except AnalysisException as error:
-        if error.getCondition() != "PATH_NOT_FOUND":
-            raise
-        raise _missing(name, path) from error
-    return frame if scope is None else frame.where(within(scope))
+    """A table of a run, or its rows of ``parts``. Raises ConfigurationError if it was never written."""
+    if not tables.has(name):
+        raise ConfigurationError(f"no table {name} below {tables.root}: `bstar pipeline run` makes it")
+    return read_files(spark, tables.files(name, parts), table_schema(name))
 
 
-def _missing(name: str, path: str) -> ConfigurationError:
-    return ConfigurationError(f"no table {name}: {path} does not exist. Run `bstar pipeline run` first")
+def read_files(spark: SparkSession, files: Iterable[str], shape: StructType) -> DataFrame:
+    """These files as one table."""
+    found = [literal(file) for file in files]
+    return spark.read.schema(shape).parquet(*found) if found else nothing(spark, shape)
 
 
-def _folder(path: str) -> Path:
-    """The folder of this machine that ``path`` names; the local engine knows no other."""
-    place = Place.of(path)
-    if place.base:
-        raise ConfigurationError(f"the local engine reads and writes folders of this machine, not {path}")
-    return Path(place.path)
+def literal(path: str) -> str:
+    """A path that names this file alone, also if a pattern would have the same letters."""
+    return "".join(f"\\{letter}" if letter in "{}[]*?\\" else letter for letter in path)
 
 
-def within(scope: Collection[Part]) -> Column:
-    """Whether a row belongs to ``scope``: of partition columns alone, so no file of another is opened."""
+def nothing(spark: SparkSession, shape: StructType) -> DataFrame:
+    """No row, with these columns; made without Python on the executors."""
+    return spark.range(0).select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in shape))
+
+
+def within(parts: Collection[Part]) -> Column:
+    """Whether a row belongs to ``parts``."""
     days_of: dict[str, list[dt.date]] = {}
-    for day, pair in sorted(scope):
+    for day, pair in sorted(parts):
         days_of.setdefault(pair, []).append(day)
     # Pairs of the same days together: a hundred conditions, one in the other, are too deep for a plan.
     pairs_of: dict[tuple[dt.date, ...], list[str]] = {}
@@ -102,78 +99,115 @@ def within(scope: Collection[Part]) -> Column:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What a write did to a table's folders ("day=…/pair=…"), each with its day and pair.
+class Writer:
+    """A run that writes. ``before`` are the tables that are there; ``commit`` replaces them."""
 
-    ``new`` have the rows now; ``old`` hold what an earlier write left there.
-    """
+    def __init__(self, spark: SparkSession, store: Store, root: str) -> None:
+        self.spark, self.root = spark, root.rstrip("/")
+        self.before = commits.current(store, root) or commits.NOTHING
+        self.past = Snapshot(self.root, self.before)
+        self.run = commits.new_run(dt.datetime.now(dt.UTC))
+        self._store = store
+        self._tables: dict[str, list[File]] = {}
+        self.is_committing = False
 
-    new: dict[str, Part]
-    old: dict[str, Part]
+    def write(self, frame: DataFrame, name: str, *, by: Sequence[str] = (), folder: str = "") -> list[File]:
+        """Write rows to files of this run, which no table has yet.
 
+        ``by``: "topic" or "journal", columns that part files further. ``folder``: where, if it is not the
+        table's own.
+        """
+        keys = ("day", "pair", *by)
+        below = f"{commits.folder_of(self.run)}/{folder or TABLES[name].path}"
+        copies = (F.col(key).alias(_OF_FOLDER + key) for key in keys)
+        rows = frame.select("*", *copies).write.partitionBy(*(_OF_FOLDER + key for key in keys))
+        if not engine.is_local(self.spark):
+            rows = rows.option("parquet.block.size", _ROW_GROUP_BYTES).options(
+                **{f"parquet.enable.dictionary#{column}": "false" for column in _DISTINCT}
+            )
+        rows.parquet(f"{self.root}/{below}")
+        files = []
+        for path in self._store.files(below):
+            # Engines spell what a file system might not take as %XX.
+            found = {
+                key: unquote(value) for key, value in re.findall(rf"/{_OF_FOLDER}([a-z]+)=([^/]*)", path)
+            }
+            if path.endswith(".parquet") and len(found) == len(keys):
+                day = dt.date.fromisoformat(found.pop("day"))
+                files.append(File(day, found.pop("pair"), path, **found))
+        return files
 
-def write(frame: DataFrame, root: str, name: str, *, more: StructType | None = None) -> Written:
-    """Replace the partitions that the rows of ``frame`` belong to."""
-    spark = frame.sparkSession
-    shape = _columns(name, more)
-    _check(frame, shape, name)
-    path = location(root, name)
-    before = _leaves(spark, path)
-    rows = frame.select(*shape.names).write.mode("overwrite").partitionBy(*TABLES[name].partitions)
-    if engine.is_local(spark):
-        with folders.staged(_folder(path)) as staging:
-            rows.parquet(str(staging))
-    else:
-        (
-            rows.option("partitionOverwriteMode", "dynamic")
-            .option("parquet.block.size", _ROW_GROUP_BYTES)
-            .options(**{f"parquet.enable.dictionary#{column}": "false" for column in _DISTINCT})
-            .parquet(path)
+    def keep(self, name: str, files: Iterable[File]) -> None:
+        """Make these the files of a table."""
+        self._tables[name] = sorted(files)
+
+    def replace(self, frame: DataFrame, name: str, parts: Collection[Part]) -> None:
+        """Write a table anew for ``parts``; of other days and pairs it stays as it is."""
+        check(frame, name)
+        rows = frame.select(*table_schema(name).names)
+        self.keep(name, [*self.carried(name, parts), *self.write(rows, name)])
+
+    def carried(self, name: str, parts: Collection[Part]) -> list[File]:
+        """The files that a table has of days and pairs outside ``parts``."""
+        return [file for file in self.before.tables.get(name, []) if file.part not in parts]
+
+    @property
+    def tables(self) -> Snapshot:
+        """The tables as they will be, those that were written or kept so far."""
+        return Snapshot(self.root, Manifest(self.run, self.before.run, dt.datetime.now(dt.UTC), self._tables))
+
+    def commit(self, made: Iterable[Made], read: dict[str, int], unmade: Iterable[Part]) -> Manifest:
+        """Make this run the current one; remove what no reader needs any more."""
+        now = dt.datetime.now(dt.UTC)
+        self.is_committing = True
+        manifest = Manifest(
+            self.run,
+            self.before.run,
+            now,
+            self._tables,
+            sorted(made, key=lambda one: one.part),
+            read,
+            sorted(unmade),
         )
-    after = _leaves(spark, path)
-    new = {leaf: _part(leaf) for leaf, files in after.items() if files - before.get(leaf, set())}
-    return Written(new, {leaf: _part(leaf) for leaf in after if leaf not in new})
+        commits.commit(self._store, self.root, manifest)
+        prune(self._store, self.root)
+        return manifest
 
 
-def clear(spark: SparkSession, root: str, name: str, leaves: Iterable[str]) -> None:
-    """Leave a file without rows in each of these folders of a table, instead of what is there."""
-    keys = TABLES[name].partitions
-    shape = StructType([field for field in table_schema(name).fields if field.name not in keys])
-    if engine.is_local(spark):
-        for leaf in leaves:
-            folders.clear(_folder(location(root, name)) / leaf, to_arrow_schema(shape, timezone="UTC"))
-        return
-    for leaf in leaves:
-        nothing(spark, shape).coalesce(1).write.mode("overwrite").parquet(f"{location(root, name)}/{leaf}")
+@contextmanager
+def writing(spark: SparkSession, root: str) -> Iterator[Writer]:
+    """A run that may write below ``root``. Raises ConfigurationError if another one does."""
+    store = open_store(spark, root)
+    with store.locked():
+        writer = Writer(spark, store, root)
+        try:
+            yield writer
+        except BaseException:
+            # Whether a commit that failed has replaced the pointer, nothing may tell.
+            if not writer.is_committing:
+                store.remove(store.files(commits.folder_of(writer.run)))
+            raise
 
 
-def nothing(spark: SparkSession, shape: StructType) -> DataFrame:
-    """No row, with these columns; made without Python on the executors."""
-    return spark.range(0).select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in shape))
+def prune(store: Store, root: str, keep: dt.timedelta = commits.KEEP) -> int:
+    """Remove the files that no reader needs (``commits.obsolete``). Returns how many."""
+    now = dt.datetime.now(dt.UTC)
+    newest = commits.current(store, root) or commits.NOTHING
+    manifests = {newest.run: newest}
+    oldest = newest
+    while oldest.at >= now - keep and oldest.before:
+        found = commits.manifest_at(store, root, oldest.before)
+        if found is None:
+            break
+        manifests[found.run] = oldest = found
+    gone = commits.obsolete(store.files(commits.RUNS), manifests, newest.run, now, keep)
+    store.remove(gone)
+    return len(gone)
 
 
-def replace(frame: DataFrame, root: str, name: str, scope: Collection[Part]) -> None:
-    """Write a table for ``scope``: what it has no rows for is empty afterwards, all else is as it was.
-
-    A table that would be without any file gets one without rows, so that everybody can read it.
-    """
-    written = write(frame, root, name)
-    clear(frame.sparkSession, root, name, [leaf for leaf, part in written.old.items() if part in scope])
-    if not written.new and not written.old and scope:
-        day, pair = min(scope)
-        clear(frame.sparkSession, root, name, [f"day={day}/pair={pair}"])
-
-
-def _columns(name: str, more: StructType | None) -> StructType:
-    fields = table_schema(name).fields
-    keys = len(TABLES[name].partitions)
-    return StructType([*fields[:-keys], *(more.fields if more else []), *fields[-keys:]])
-
-
-def _check(frame: DataFrame, shape: StructType, name: str) -> None:
+def check(frame: DataFrame, name: str) -> None:
     """Whoever made the frame kept to the table's columns; whether they may be null is nobody's business."""
-    wanted = {field.name: field.dataType for field in shape.fields}
+    wanted = {field.name: field.dataType for field in table_schema(name).fields}
     found = {field.name: _nullable(field).dataType for field in frame.schema.fields}
     wrong = [
         f"{column}: {found.get(column, 'missing')}, the table has {wanted.get(column, 'no such column')}"
@@ -190,28 +224,72 @@ def _nullable(field: StructField) -> StructField:
     return StructField.fromJson({**text, "nullable": True})
 
 
-def _leaves(spark: SparkSession, path: str) -> dict[str, set[str]]:
-    """The files of a table by their folder below it ("day=…/pair=…"), from a listing."""
-    if engine.is_local(spark):
-        return folders.leaves(_folder(path))
-    try:
-        files = (
-            spark.read.schema("nothing INT").option("recursiveFileLookup", "true").parquet(path).inputFiles()
-        )
-    except AnalysisException as error:
-        if error.getCondition() != "PATH_NOT_FOUND":
+class _Hadoop:
+    """A ``Store`` by the driver's own connectors: they have the addresses and keys that its tables need."""
+
+    # A store of objects shows an object when it is whole. These write in place, and rename in one act.
+    _FILE_SYSTEMS = ("hdfs", "viewfs", "webhdfs", "file")
+
+    def __init__(self, spark: SparkSession, root: str) -> None:
+        gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - PySpark has no other way to files
+        self._gateway = gateway
+        self._hadoop: Any = gateway.jvm.org.apache.hadoop.fs
+        self._conf: Any = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
+        self._fs: Any = self._hadoop.Path(root).getFileSystem(self._conf)
+        self._root: str = self._fs.makeQualified(self._hadoop.Path(root)).toString().rstrip("/")
+
+    def _path(self, path: str) -> Any:
+        return self._hadoop.Path(f"{self._root}/{path}")
+
+    def get(self, path: str) -> bytes | None:
+        """As ``Store.get``."""
+        try:
+            source = self._fs.open(self._path(path))
+        except Py4JJavaError as error:
+            if error.java_exception.getClass().getSimpleName() == "FileNotFoundException":
+                return None
             raise
-        return {}
-    leaves: dict[str, set[str]] = {}
-    for file in files:
-        folder, _, leaf_file = unquote(file).rpartition("/")
-        found = re.search(r"/(day=[^/]+/pair=[^/]+(/.+)?)$", folder)
-        assert found, f"a file of a table lies outside its partitions: {file}"
-        leaves.setdefault(found[1], set()).add(leaf_file)
-    return leaves
+        try:
+            return bytes(source.readAllBytes())
+        finally:
+            source.close()
 
+    def put(self, path: str, content: bytes) -> None:
+        """As ``Store.put``."""
+        is_renamed = self._fs.getScheme() in self._FILE_SYSTEMS
+        target = self._path(path)
+        written = self._path(f"{path}.{secrets.token_hex(4)}") if is_renamed else target
+        out = self._fs.create(written, True)
+        try:
+            out.write(bytearray(content))
+        finally:
+            out.close()
+        if is_renamed:
+            rename = self._hadoop.Options.Rename
+            options = self._gateway.new_array(rename, 1)
+            options[0] = rename.OVERWRITE
+            self._hadoop.FileContext.getFileContext(self._fs.getUri(), self._conf).rename(
+                written, target, options
+            )
 
-def _part(leaf: str) -> Part:
-    day, pair = (piece.partition("=")[2] for piece in leaf.split("/")[:2])
-    # Spark writes what a file system might not take as %XX.
-    return dt.date.fromisoformat(day), unquote(pair)
+    def files(self, folder: str) -> list[str]:
+        """As ``Store.files``."""
+        if not self._fs.exists(self._path(folder)):
+            return []
+        found, listing = [], self._fs.listFiles(self._path(folder), True)
+        while listing.hasNext():
+            found.append(listing.next().getPath().toString().removeprefix(f"{self._root}/"))
+        return sorted(found)
+
+    def remove(self, paths: Iterable[str]) -> None:
+        """As ``Store.remove``."""
+        for path in paths:
+            self._fs.delete(self._path(path), False)
+
+    def settle(self, paths: Iterable[str]) -> None:
+        """As ``Store.settle``: what these stores have taken, they have on disk."""
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """As ``Store.locked``: there are no locks, so ``commits.commit`` refuses the later of two runs."""
+        yield

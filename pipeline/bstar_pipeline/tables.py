@@ -2,10 +2,11 @@
 
 Three layers. *Bronze* is the journals as they came, typed, with what could not be read beside it. *Silver*
 joins the records of nodes, clients and workers to requests, processes and intervals. *Gold* answers
-questions. *Stream* is what a watch keeps of each micro-batch, to be added up. Every table is a folder of
-Parquet below one root, ``<root>/<layer>/<name>``, in partitions by ``day`` (UTC) and ``pair``; a job replaces
-the partitions that its input belongs to and leaves the others alone, so the same input twice gives the same
-tables.
+questions. *Stream* is what a watch keeps of each micro-batch, to be added up.
+
+A table of the first three is Parquet files, each of one ``day`` (UTC) and ``pair``; the manifest of the
+current run names them (``bstar_pipeline.commits``). A table of a stream is the folder
+``<root>/stream/<name>``, in partitions.
 
 Columns ending in ``_us`` are microseconds; those called ``…_at_us`` are microseconds since 1970 on the
 pair's common timeline, which is free of clock steps (see silver.runs.offset_us). This module imports
@@ -45,6 +46,13 @@ def columns_of(table: Table) -> list[tuple[str, str]]:
     return columns
 
 
+_OBJECTIVES = (
+    "service STRING, minute TIMESTAMP, counted STRING, requests DOUBLE, rate DOUBLE, errors DOUBLE, "
+    "error_share DOUBLE, slow_share DOUBLE, queued_p50_us DOUBLE, queued_p95_us DOUBLE, queued_p99_us "
+    "DOUBLE, busy_p50_us DOUBLE, busy_p95_us DOUBLE, busy_p99_us DOUBLE, total_p50_us DOUBLE, "
+    "total_p95_us DOUBLE, total_p99_us DOUBLE, burn_rate DOUBLE, slow_burn_rate DOUBLE, burn_5m DOUBLE, "
+    "burn_1h DOUBLE, burn_6h DOUBLE, alert STRING"
+)
 _SKETCH = "service STRING, minute TIMESTAMP, outcome STRING, measure STRING, bucket INT, weight DOUBLE"
 
 _TABLES = (
@@ -193,11 +201,7 @@ _TABLES = (
         "slow_burn_rate that of slow requests in this minute. alert is fast (1 hour and 5 minutes burn "
         "fast: an hour costs 2 % of the budget), slow (6 hours and 1 hour: 5 %) or null, also while the "
         "longer window has too few requests, see bstar_pipeline.slo.",
-        "service STRING, minute TIMESTAMP, counted STRING, requests DOUBLE, rate DOUBLE, errors DOUBLE, "
-        "error_share DOUBLE, slow_share DOUBLE, queued_p50_us DOUBLE, queued_p95_us DOUBLE, queued_p99_us "
-        "DOUBLE, busy_p50_us DOUBLE, busy_p95_us DOUBLE, busy_p99_us DOUBLE, total_p50_us DOUBLE, "
-        "total_p95_us DOUBLE, total_p99_us DOUBLE, burn_rate DOUBLE, slow_burn_rate DOUBLE, burn_5m DOUBLE, "
-        "burn_1h DOUBLE, burn_6h DOUBLE, alert STRING",
+        _OBJECTIVES,
     ),
     Table(
         "gold",
@@ -243,6 +247,7 @@ _TABLES = (
         _SKETCH,
         ("day", "pair", "batch"),
     ),
+    Table("stream", "objectives", "gold.objectives of the days that the micro-batches touched.", _OBJECTIVES),
     Table(
         "stream",
         "records",

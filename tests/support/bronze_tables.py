@@ -18,10 +18,13 @@ class Bronze(NamedTuple):
 def read(session: SparkSession, paths: Sequence[str]) -> Bronze:
     """What the batch job makes of these journals, computed when it is asked for, by either engine."""
     from bstar_pipeline import bronze, copies
-    from bstar_pipeline.inputs import open_inputs
+    from bstar_pipeline.inputs import listing, open_inputs
 
     journals = open_inputs(session, paths)
-    typed = journals.typed()
+    files = list(journals.files)
+    typed = journals.typed(files)
     found = copies.without_conflicts(typed, copies.ranges(typed))
     unique = copies.once(typed, found)
-    return Bronze(bronze.records(unique), bronze.rejected(unique), copies.files(found, journals.listing()))
+    return Bronze(
+        bronze.records(unique), bronze.rejected(unique), copies.files(found, listing(session, files))
+    )

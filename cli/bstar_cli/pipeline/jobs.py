@@ -50,7 +50,7 @@ def run(
     ] = 10.0,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="DATE", help="Only this day (UTC) and later ones; older days stay."),
+        typer.Option("--since", metavar="DATE", help="Make tables of this day (UTC) and later ones only."),
     ] = None,
     as_json: JsonOption = False,
     *,
@@ -58,11 +58,11 @@ def run(
 ) -> None:
     """Make tables of journals: incidents, audit, objectives, capacity, clients.
 
-    The days and pairs that the journals are about are written anew, everything else stays; the same journals
-    twice give the same tables. Give it all journals of a day. What could not be read is counted.
+    Reads what no earlier run read, and makes the tables of the days and pairs that it touches anew; all
+    others stay. Killed at any moment, it leaves the tables as they were. What could not be read is counted.
 
-    Exit codes: 0 written, whatever is in them (bstar pipeline audit judges); 2 wrong usage, or no journal;
-    5 Spark failed; 130 interrupted.
+    Exit codes: 0 written, whatever is in them (bstar pipeline audit judges); 2 wrong usage, no journal, or
+    another run is writing there; 5 Spark failed; 130 interrupted.
 
     Examples:
 
@@ -91,6 +91,8 @@ def run(
         return
     told = [
         ("tables", summary.root),
+        ("new files read", f"{summary.read:,}"),
+        ("made anew", ", ".join(f"{day} {pair}" for day, pair in summary.made) or "nothing"),
         ("days and pairs", ", ".join(f"{day} {pair}" for day, pair in summary.parts)),
         ("records", f"{summary.records:,}"),
         ("requests", f"{summary.requests:,}"),

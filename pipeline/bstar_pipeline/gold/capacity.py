@@ -24,8 +24,11 @@ _HOUR_US = 3_600_000_000
 _KEY = ("day", "pair", "service", "hour")
 
 
-def capacity(records: DataFrame) -> DataFrame:
-    """gold.capacity of bronze records: one row for each service and hour in which a node served it."""
+def capacity(records: DataFrame, before: DataFrame | None = None) -> DataFrame:
+    """gold.capacity of bronze records: one row for each service and hour in which a node served it.
+
+    The line goes through the hours of ``before``, too: the table of earlier days.
+    """
     loads = _loads_of_serving_nodes(records)
     room_us = F.col("credit") * F.col("interval_us")
     since_hour_s = (F.col("at") - F.unix_micros("hour")) / 1e6
@@ -39,6 +42,8 @@ def capacity(records: DataFrame) -> DataFrame:
         F.max("queued").alias("queued_max"),
         F.regr_slope("queued", since_hour_s).alias("queue_growth_per_s"),
     )
+    if before is not None:
+        hours = hours.unionByName(before.select(*hours.columns))
     service = Window.partitionBy("pair", "service")
     at_s = F.unix_timestamp("hour").cast("double")
     known = F.count("utilisation").over(service) >= HOURS_MIN

@@ -13,6 +13,7 @@ from typing import Any
 import duckdb
 
 from bstar.errors import PipelineError
+from bstar_pipeline.commits import Folder, Snapshot, open_snapshot
 from bstar_pipeline.report.asking import LIVED, lived
 from bstar_pipeline.report.choice import Choice, choose
 from bstar_pipeline.tables import TABLES, columns_of
@@ -22,16 +23,16 @@ _TYPES = {"STRING": "VARCHAR", "TIMESTAMP": "TIMESTAMPTZ", "ARRAY<BIGINT>": "BIG
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
-    """The tables below ``root``, of what was chosen: a ``Source``."""
+class Tables:
+    """The tables of one run, of what was chosen: a ``Source``."""
 
-    root: Path
+    snapshot: Snapshot
     duck: duckdb.DuckDBPyConnection
     choice: Choice
 
     def has(self, name: str) -> bool:
         """Whether the table was ever written, be it without a row."""
-        return (self.root / TABLES[name].path).is_dir()
+        return self.snapshot.has(name)
 
     def ask(self, name: str, query: str) -> list[dict[str, Any]]:
         """The rows of a query about ``{table}``: the chosen pair and days, and a day around."""
@@ -40,25 +41,25 @@ class Folder:
         where = f"day BETWEEN DATE '{first - margin}' AND DATE '{last + margin}'"
         if self.choice.pair is not None:
             where += f" AND pair = {_text(self.choice.pair)}"
-        chosen = f"(SELECT * FROM {_table(self.root, name)} WHERE {where}) AS asked"  # noqa: S608
+        chosen = f"(SELECT * FROM {_table(self.snapshot, name)} WHERE {where}) AS asked"  # noqa: S608
         return _rows(self.duck, query.format(table=chosen))
 
 
 @contextmanager
 def open_folder(
     root: str, *, pair: str | None = None, from_us: int | None = None, until_us: int | None = None
-) -> Iterator[Folder]:
+) -> Iterator[Tables]:
     """The tables below the folder ``root``, of ``pair`` or all, in [``from_us``, ``until_us``).
 
     Raises ConfigurationError as ``choose`` does, and PipelineError, in the block too, if a file cannot be
     read.
     """
-    path = Path(root)
     try:
+        snapshot = open_snapshot(Folder(Path(root)), root)
         with duckdb.connect() as duck:
-            spans = lived(_rows(duck, LIVED.format(table=f"{_table(path, 'silver.runs')} AS asked")))
+            spans = lived(_rows(duck, LIVED.format(table=f"{_table(snapshot, 'silver.runs')} AS asked")))
             choice = choose(root, spans, pair=pair, from_us=from_us, until_us=until_us)
-            yield Folder(path, duck, choice)
+            yield Tables(snapshot, duck, choice)
     except (duckdb.Error, OSError) as error:
         raise PipelineError(f"{root}: {error}") from error
 
@@ -69,19 +70,15 @@ def _rows(duck: duckdb.DuckDBPyConnection, query: str) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]
 
 
-def _table(root: Path, name: str) -> str:
+def _table(snapshot: Snapshot, name: str) -> str:
     """The whole table as a subquery; empty if it has no file. A column that its files lack is null."""
     kinds = [*columns_of(TABLES[name]), ("day", "DATE"), ("pair", "STRING")]
     columns = ", ".join(f"NULL::{_TYPES.get(kind, kind)} AS {column}" for column, kind in kinds)
     empty = f"SELECT {columns} WHERE FALSE"
-    folder = root / TABLES[name].path
-    if next(folder.glob("day=*/pair=*/*.parquet"), None) is None:
+    files = ", ".join(_text(glob.escape(file)) for file in snapshot.files(name))
+    if not files:
         return f"({empty})"
-    files = _text(f"{glob.escape(str(folder))}/day=*/pair=*/*.parquet")
-    # DuckDB would take each "key=value" of the path for a partition, those above the table, too.
-    day, pair = (f"split_part(parse_path(filename)[{place}], '=', 2)" for place in (-3, -2))
-    rows = f"""SELECT * EXCLUDE (filename), CAST({day} AS DATE) AS day, url_decode({pair}) AS pair
-        FROM read_parquet({files}, union_by_name = true, hive_partitioning = false, filename = true)"""  # noqa: S608
+    rows = f"FROM read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
     return f"({empty} UNION ALL BY NAME {rows})"
 
 

@@ -1,8 +1,8 @@
 """What the report and the commands read from: the tables below a root, of one pair or all, in one period.
 
 ``open_tables`` finds out from the runs of processes which pairs there are and when they lived; everything
-else is read through ``Tables``, which leaves out other pairs and other days before a file is opened. It uses
-the DataFrame API only, so it runs under Spark Connect.
+else is read through ``Tables``: the tables of the run that was current then, without other pairs and days.
+It uses the DataFrame API only, so it runs under Spark Connect.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
-from bstar.errors import ConfigurationError
 from bstar_pipeline import store
 from bstar_pipeline.report.asking import LIVED, lived
 from bstar_pipeline.report.choice import Choice, choose, filled
@@ -23,6 +22,8 @@ from bstar_pipeline.schema import table_schema
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from pyspark.sql import Column, DataFrame, SparkSession
+
+    from bstar_pipeline.commits import Snapshot
 
 _Value = TypeVar("_Value", bound="DataclassInstance")
 
@@ -35,13 +36,13 @@ _STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 36
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The tables below ``root``, of what was chosen.
+    """The tables of one run, of what was chosen.
 
     Plots over time have steps of ``step_us``; the first one begins at ``origin_us``.
     """
 
     spark: SparkSession
-    root: str
+    snapshot: Snapshot
     choice: Choice
 
     @property
@@ -71,15 +72,11 @@ class Tables:
 
     def has(self, name: str) -> bool:
         """Whether the table was ever written, be it without a row."""
-        try:
-            store.read(self.spark, self.root, name)
-        except ConfigurationError:
-            return False
-        return True
+        return self.snapshot.has(name)
 
     def table(self, name: str) -> DataFrame:
         """The whole table; empty if nothing was ever written to it."""
-        return _table(self.spark, self.root, name)
+        return store.read_files(self.spark, self.snapshot.files(name), table_schema(name))
 
     def ask(self, name: str, query: str) -> list[Any]:
         """The rows of a query about ``{table}``: the chosen pair and days, and a day around."""
@@ -111,10 +108,11 @@ def open_tables(
     Raises ConfigurationError if there are no tables, no such pair, several pairs where there must be one
     (``is_of_one_pair``), or nothing in that period.
     """
-    runs = _table(spark, root, "silver.runs")
+    snapshot = store.snapshot(spark, root)
+    runs = store.read_files(spark, snapshot.files("silver.runs"), table_schema("silver.runs"))
     found = lived(rows_of(spark.sql(LIVED, table=runs)))
     choice = choose(root, found, pair=pair, from_us=from_us, until_us=until_us, is_of_one_pair=is_of_one_pair)
-    return Tables(spark, root, choice)
+    return Tables(spark, snapshot, choice)
 
 
 def rows_of(frame: DataFrame) -> list[Any]:
@@ -152,10 +150,3 @@ def shown(kind: type[_Value], frame: DataFrame, most: int, *order: Column | str)
     """The first ``most`` rows of ``frame`` in this order, each as a ``kind``."""
     rows = first_rows(frame, most, *order)
     return Shown((filled(kind, row) for row in rows), rows.total)
-
-
-def _table(spark: SparkSession, root: str, name: str) -> DataFrame:
-    try:
-        return store.read(spark, root, name)
-    except ConfigurationError:
-        return store.nothing(spark, table_schema(name))
