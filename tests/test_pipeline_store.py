@@ -48,6 +48,15 @@ def _run(session: SparkSession, root: str, parts: list[Part], *rows: tuple[str, 
         writer.commit([], {}, [])
 
 
+def test_a_table_that_a_run_does_not_write_stays(session: SparkSession, tmp_path: Path) -> None:
+    from bstar_pipeline import store
+
+    _run(session, str(tmp_path), [], ("a", MONDAY, "p"))
+    with store.writing(session, str(tmp_path)) as writer:
+        writer.commit([], {}, [])
+    assert _held(session, str(tmp_path)) == {("a", MONDAY, "p")}
+
+
 def _held(session: SparkSession, root: str) -> set[tuple[str, dt.date, str]]:
     from bstar_pipeline import store
 

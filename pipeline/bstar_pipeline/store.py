@@ -153,25 +153,20 @@ class Writer:
 
     @property
     def tables(self) -> Snapshot:
-        """The tables as they will be, those that were written or kept so far."""
-        return Snapshot(self.root, Manifest(self.run, self.before.run, dt.datetime.now(dt.UTC), self._tables))
+        """The tables as they will be: those that this run wrote, and the others as they are."""
+        return Snapshot(self.root, self._manifest([], {}, []))
 
     def commit(self, made: Iterable[Made], read: dict[str, int], unmade: Iterable[Part]) -> Manifest:
         """Make this run the current one; remove what no reader needs any more."""
-        now = dt.datetime.now(dt.UTC)
         self.is_committing = True
-        manifest = Manifest(
-            self.run,
-            self.before.run,
-            now,
-            self._tables,
-            sorted(made, key=lambda one: one.part),
-            read,
-            sorted(unmade),
-        )
+        manifest = self._manifest(sorted(made, key=lambda one: one.part), read, sorted(unmade))
         commits.commit(self._store, self.root, manifest)
         prune(self._store, self.root)
         return manifest
+
+    def _manifest(self, made: list[Made], read: dict[str, int], unmade: list[Part]) -> Manifest:
+        tables = {**self.before.tables, **self._tables}
+        return Manifest(self.run, self.before.run, dt.datetime.now(dt.UTC), tables, made, read, unmade)
 
 
 @contextmanager
