@@ -89,7 +89,8 @@ def _told(tables: Snapshot) -> list[Made]:
         found: dict[tuple[object, str], Counter[str]] = {}
         if tables.files(name):
             files = tables.files(name)
-            query = f"SELECT day, pair, {key}, count(*) FROM read_parquet({files!r}, hive_partitioning = false) GROUP BY ALL"
+            rows = f"FROM read_parquet({files!r}, hive_partitioning = false)"
+            query = f"SELECT day, pair, {key}, count(*) {rows} GROUP BY ALL"
             for day, pair, what, count in duckdb.connect().execute(query).fetchall():
                 found.setdefault((day, pair), Counter())[what] = count
         return found
@@ -181,7 +182,7 @@ def test_a_reader_sees_one_whole_run_whenever_a_run_is_killed(local: SparkSessio
     journals.mkdir()
     feed(journals, 0)
     first = job.run(local, [str(journals)], str(root))
-    moment = random.Random(SEED)  # noqa: S311 - repeatable
+    moment = random.Random(SEED)
     with reading(root) as reader:
         for _ in range(KILLS):
             _killed(journals, root, moment, 2 * first.took_s)
