@@ -126,6 +126,10 @@ class _Job:
     """Of the records of the scope."""
     earlier: Rows = ()
     """What records of before the scope say of runs, see ``silver.earlier``."""
+    near: frozenset[Part] = frozenset()
+    """Of these the ones of which records are read."""
+    older: DataFrame | None = None
+    """Their records."""
     margin: DataFrame | None = None
     """Records of single requests, of the last hour before the scope."""
     steps: list[tuple[str, float]] = field(default_factory=list)
@@ -202,12 +206,17 @@ def _tables(
         job.tell("looking for processes and what happened to them")
         facts = silver.facts(records)
         of_runs = _with_right_clocks(job, records, facts, clock_error_us)
-        histories = silver.histories(facts, of_runs, clock_error_us)
+        ended, earlier = _ended(job, of_runs)
+        both = {what: [*facts.get(what, ()), *earlier.get(what, ())] for what in {*facts, *earlier}}
+        histories = silver.histories(both, [*of_runs, *ended], clock_error_us)
+        here = silver.histories_of(histories, of_runs)
         runs = job.write_rows("silver.runs", of_runs)
-        states = job.write_rows("silver.states", silver.states(histories))
+        states = job.write_rows("silver.states", silver.states(here))
         requests = _requests(job, records, runs, clock_error_us)
-        found = job.write_rows("gold.incidents", incidents(records, runs, requests, histories))
-        of_processes = process_findings(facts, of_runs, histories, clock_error_us)
+        known = {row["id"] for row in collected(job.before("gold.incidents").select("id"))} if ended else ()
+        every = incidents(records, runs, requests, histories)
+        found = job.write_rows("gold.incidents", (row for row in every if row["id"] not in known))
+        of_processes = process_findings(facts, of_runs, here, clock_error_us)
         further = [
             frame_of(job.spark, of_processes, table_schema("gold.audit")),
             *_durables(job, records, runs, states, clock_error_us),
@@ -215,6 +224,23 @@ def _tables(
         findings = job.write("gold.audit", audit(requests, runs, further))
         told.result()
     return {"records": records, "requests": requests, "incidents": found, "findings": findings}
+
+
+def _ended(job: _Job, runs: Rows) -> tuple[Rows, Mapping[str, Rows]]:
+    """The runs of brokers that ended in the days before, if there are tables of those, and their facts.
+
+    They say whether a pair begins, who served before, and in which epoch.
+    """
+    if job.older is None:
+        return (), {}
+    here = {run["boot"] for run in runs}
+    near = {part for one in job.writer.before.made if (part := one.part) in job.near}
+    files = job.writer.past.files("silver.runs", near)
+    brokers = store.read_files(job.spark, files, table_schema("silver.runs")).where("source = 'broker'")
+    ended = {row["boot"]: row for row in collected(brokers) if row["boot"] not in here}
+    if not ended:
+        return (), {}
+    return [*ended.values()], silver.facts(job.older.where(F.col("boot").isin(*ended)))
 
 
 def _made(job: _Job, counted: Mapping[str, DataFrame]) -> list[Made]:
@@ -317,10 +343,11 @@ def _context(job: _Job, found: DataFrame, records: Sequence[File], firsts: Mappi
     """What the days before the scope say of its processes and requests."""
     parts = {file.part for file in records}
     job.past = frozenset(part for part in parts if firsts.get(part[1], dt.date.min) > part[0])
-    older = [file for file in records if file.part in job.past and firsts[file.pair] - file.day <= _CONTEXT]
+    job.near = frozenset(part for part in job.past if firsts[part[1]] - part[0] <= _CONTEXT)
+    older = [file for file in records if file.part in job.near]
     if not older:
         return
-    before = store.read_files(job.spark, map(job.writer.tables.path, older), RECORDS)
+    before = job.older = store.read_files(job.spark, map(job.writer.tables.path, older), RECORDS)
     job.earlier = silver.earlier(before, found)
     pairs_of: dict[dt.date, list[str]] = {}
     for pair, day in firsts.items():

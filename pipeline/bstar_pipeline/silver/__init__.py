@@ -8,9 +8,9 @@ from bstar_pipeline.silver.clocks import clock_of, links, peer_links
 from bstar_pipeline.silver.durables import durables
 from bstar_pipeline.silver.requests import repeated, requests
 from bstar_pipeline.silver.runs import corrected, earlier, facts, runs
-from bstar_pipeline.silver.states import histories, states
+from bstar_pipeline.silver.states import histories, histories_of, states
 
 __all__ = [
-    "clock_of", "corrected", "durables", "earlier", "facts", "histories", "links",
+    "clock_of", "corrected", "durables", "earlier", "facts", "histories", "histories_of", "links",
     "peer_links", "repeated", "requests", "runs", "states",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from bstar_pipeline.gold.history import CLOCK_ERROR_US, Event, History, PairHistory, Run, overlaps
@@ -27,6 +27,21 @@ def histories(
         both = overlaps(states, history.runs, clock_error_us)
         found[pair] = PairHistory(states, history.incidents(states), both)
     return found
+
+
+def histories_of(histories: Mapping[str, PairHistory], runs: Rows) -> dict[str, PairHistory]:
+    """``histories`` with the states of these runs alone, and the overlaps since the first of them began."""
+    boots = {run["boot"] for run in runs}
+    begins = {pair: min(run["started_at_us"] for run in of_pair) for pair, of_pair in by_pair(runs).items()}
+    return {
+        pair: replace(
+            history,
+            states=[state for state in history.states if state.boot in boots],
+            overlaps=[each for each in history.overlaps if each.since_at_us >= begins[pair]],
+        )
+        for pair, history in histories.items()
+        if pair in begins
+    }
 
 
 def _run(run: Row, pulses: Mapping[str, Row]) -> Run:
