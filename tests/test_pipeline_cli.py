@@ -18,7 +18,7 @@ from bstar_pipeline.tables import TABLES
 if TYPE_CHECKING:
     from pathlib import Path
 
-VERBS = ["run", "watch", "report", "audit", "incidents", "objectives", "tables"]
+VERBS = ["run", "watch", "report", "audit", "incidents", "objectives", "compact", "retain", "tables"]
 ON_SPARK = ["report", "audit", "incidents", "objectives"]
 
 
@@ -41,7 +41,7 @@ def test_every_verb_has_examples_and_exit_codes(verb: str, capsys: pytest.Captur
     assert f"bstar pipeline {verb}" in shown
     assert "Exit codes" in shown
     # What watch tells is for people; programs read its tables.
-    assert ("--json" in shown) == (verb != "watch")
+    assert ("--json" in shown) == (verb not in ("watch", "compact", "retain"))
 
 
 def test_watch_has_examples_and_exit_codes_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,6 +86,29 @@ def test_a_run_replaces_its_parts_and_leaves_others(session: SparkSession, tmp_p
     assert now.files(NAME, others) == opened.files(NAME, others) != []
 
 
+def test_compaction_and_retention_change_no_row_of_what_stays(session: SparkSession, tmp_path: Path) -> None:
+    from bstar_pipeline import store
+
+    root = str(tmp_path)
+    for row in (("a", MONDAY, "p"), ("b", TUESDAY, "p"), ("c", TUESDAY, "p"), ("d", TUESDAY, "q")):
+        with store.writing(session, root) as writer:
+            writer.keep(NAME, [*writer.carried(NAME, []), *writer.write(_frame(session, row), NAME)])
+            writer.commit([], {"journal": 1}, [])
+    opened = store.snapshot(session, root)
+    assert store.compact(session, root) == 2
+    assert {row.line for row in store.read(session, opened, NAME).collect()} == set("abcd")
+    now = store.snapshot(session, root)
+    assert _held(session, root) >= {("b", TUESDAY, "p"), ("c", TUESDAY, "p")}
+    assert len(now.files(NAME, [(TUESDAY, "p")])) == 1
+    assert now.files(NAME, [(TUESDAY, "q")]) == opened.files(NAME, [(TUESDAY, "q")])
+    assert store.compact(session, root) == 0
+    assert store.snapshot(session, root) == now
+    assert store.retain(session, root, TUESDAY) == 1
+    assert {line for line, _, _ in _held(session, root)} == set("bcd")
+    # What was read stays read.
+    assert store.snapshot(session, root).manifest.read == {"journal": 1}
+
+
 def test_a_run_that_fails_leaves_no_file_and_the_tables_as_they_were(
     session: SparkSession, tmp_path: Path
 ) -> None:

@@ -37,6 +37,9 @@ _SETTINGS = {
     # Packed journals become fifteen times as long, and no file of them can be cut: of Spark's 128 MB there
     # would be too few shares for all cores to be busy to the end.
     "spark.sql.files.maxPartitionBytes": "32m",
+    # A table is a list of files. Beyond 32 of them Spark starts a job to look at them, with a task for each.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "64",
     # The JVM leaves longer methods uncompiled, and parsing lines makes one of 21,000 octets. In the smaller
     # ones that Spark writes then it takes half the time.
     "spark.sql.codegen.hugeMethodLimit": "8000",

@@ -9,6 +9,7 @@ a ``Store``: a folder of this machine, or what the driver's Hadoop connectors kn
 import datetime as dt
 import re
 import secrets
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
@@ -161,7 +162,7 @@ class Writer:
         self.is_committing = True
         manifest = self._manifest(sorted(made, key=lambda one: one.part), read, sorted(unmade))
         commits.commit(self._store, self.root, manifest)
-        prune(self._store, self.root)
+        sweep(self._store, self.root)
         return manifest
 
     def _manifest(self, made: list[Made], read: dict[str, int], unmade: list[Part]) -> Manifest:
@@ -184,7 +185,46 @@ def writing(spark: SparkSession, root: str) -> Iterator[Writer]:
             raise
 
 
-def prune(store: Store, root: str, keep: dt.timedelta = commits.KEEP) -> int:
+def compact(spark: SparkSession, root: str) -> int:
+    """Put the files of a table that are of one day and pair together. Returns how many files those were."""
+    with writing(spark, root) as writer:
+        merged = 0
+        for name, files in writer.before.tables.items():
+            together: defaultdict[File, list[File]] = defaultdict(list)
+            for file in files:
+                together[file._replace(path="")].append(file)
+            kept = []
+            for group, of_group in together.items():
+                if len(of_group) == 1:
+                    kept += of_group
+                    continue
+                rows = read_files(spark, map(writer.past.path, of_group), table_schema(name)).coalesce(1)
+                folder = f"{TABLES[name].path}/{merged}"
+                written = writer.write(rows, name, folder=folder)
+                kept += [group._replace(path=file.path) for file in written]
+                merged += len(of_group)
+            writer.keep(name, kept)
+        if merged:
+            writer.commit(writer.before.made, writer.before.read, writer.before.unmade)
+    return merged
+
+
+def retain(spark: SparkSession, root: str, since: dt.date) -> int:
+    """Take the days before ``since`` out of all tables. Returns how many days and pairs those were.
+
+    Their journals count as read: a later run does not bring them back.
+    """
+    with writing(spark, root) as writer:
+        old = {file.part for files in writer.before.tables.values() for file in files if file.day < since}
+        if old:
+            for name in writer.before.tables:
+                writer.keep(name, writer.carried(name, old))
+            made = [one for one in writer.before.made if one.part not in old]
+            writer.commit(made, writer.before.read, {*writer.before.unmade} - old)
+    return len(old)
+
+
+def sweep(store: Store, root: str, keep: dt.timedelta = commits.KEEP) -> int:
     """Remove the files that no reader needs (``commits.obsolete``). Returns how many."""
     now = dt.datetime.now(dt.UTC)
     newest = commits.current(store, root) or commits.NOTHING

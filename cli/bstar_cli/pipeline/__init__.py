@@ -4,7 +4,7 @@ import typer
 
 from bstar_cli.options import grouped
 from bstar_cli.pipeline.answers import audit, incidents, objectives, report
-from bstar_cli.pipeline.jobs import run
+from bstar_cli.pipeline.jobs import compact, retain, run
 from bstar_cli.pipeline.watch import watch
 from bstar_cli.pipeline.work import tables
 
@@ -21,5 +21,5 @@ pipeline = typer.Typer(
     "bstar pipeline run JOURNAL --out tables",
 )
 
-for _command in (run, watch, report, audit, incidents, objectives, tables):
+for _command in (run, watch, report, audit, incidents, objectives, compact, retain, tables):
     pipeline.command()(grouped(_command))

@@ -9,9 +9,9 @@ import typer
 from rich.console import Console
 
 from bstar.errors import ConfigurationError
-from bstar_cli.pipeline.spark import JsonOption, SparkOptions, print_json, print_table
+from bstar_cli.pipeline.spark import JsonOption, RootArgument, SparkOptions, print_json, print_table
 from bstar_cli.terminal import sentence
-from bstar_pipeline.amounts import of_journals
+from bstar_pipeline.amounts import of_journals, of_tables
 
 OutOption = Annotated[
     str, typer.Option("--out", "-o", metavar="ROOT", help="Where the tables are: any path of Spark.")
@@ -109,6 +109,55 @@ def run(
     print_table(["step", "seconds"], [(text, f"{took_s:.1f}") for text, took_s in summary.steps], right=(1,))
     talk = Console(stderr=True, soft_wrap=True)
     talk.print(sentence(f"next: bstar pipeline report {summary.root} --out report.html"))
+
+
+def compact(root: RootArgument, *, spark: SparkOptions) -> None:
+    """Put the small files that many runs left together: one for each day and pair of a table.
+
+    What the tables say stays the same. Readers may go on meanwhile, a run may not.
+
+    Exit codes: 0 done; 2 wrong usage, or a run is writing there; 5 Spark failed; 130 interrupted.
+
+    Examples:
+
+        bstar pipeline compact tables
+    """
+    with spark.session("compact", lambda: of_tables(root)) as (session, tell):
+        from bstar_pipeline import store
+
+        tell("putting files together")
+        merged = store.compact(session, root)
+    typer.echo(f"{merged:,} files were put together")
+
+
+def retain(
+    root: RootArgument,
+    since: Annotated[
+        str,
+        typer.Option("--since", metavar="DATE", help="The first day (UTC) that stays.", show_default=False),
+    ],
+    *,
+    spark: SparkOptions,
+) -> None:
+    """Take the days before a date out of all tables.
+
+    Their journals count as read: a later run does not bring them back. Readers may go on meanwhile, a run may
+    not. The files go when no reader needs them any more, an hour later at the soonest.
+
+    Exit codes: 0 done; 2 wrong usage, or a run is writing there; 5 Spark failed; 130 interrupted.
+
+    Examples:
+
+        bstar pipeline retain tables --since 2026-10-01
+    """
+    first_day = _day_of(since)
+    assert first_day is not None
+    with spark.session("retain", lambda: of_tables(root)) as (session, tell):
+        from bstar_pipeline import store
+
+        tell("leaving out old days")
+        gone = store.retain(session, root, first_day)
+    typer.echo(f"{gone:,} days and pairs were taken out")
 
 
 def _day_of(text: str | None) -> dt.date | None:
