@@ -18,7 +18,7 @@ import datetime as dt
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
@@ -42,8 +42,8 @@ from bstar_pipeline.gold.history import CLOCK_ERROR_US
 from bstar_pipeline.gold.incidents import incidents
 from bstar_pipeline.gold.nodes import process_findings
 from bstar_pipeline.gold.objectives import budgets, objectives, sketches
-from bstar_pipeline.inputs import Inputs, listing, open_inputs
-from bstar_pipeline.pair_rows import Row, Rows, collected, frame_of
+from bstar_pipeline.inputs import Inputs, open_inputs
+from bstar_pipeline.pair_rows import Row, Rows, collected, frame_of, together
 from bstar_pipeline.schema import RECORDS, REJECTED, table_schema
 from bstar_pipeline.slo import Objectives
 
@@ -146,15 +146,19 @@ class _Job:
         ends = [*(began for _, began in self.steps[1:]), time.monotonic()]
         return tuple((text, ended - began) for (text, began), ended in zip(self.steps, ends, strict=True))
 
-    def write(self, name: str, frame: DataFrame) -> DataFrame:
+    def write(self, name: str, frame: DataFrame, rows: Iterable[Row] = ()) -> DataFrame:
         """Write a table for the job's days and pairs, and give back what is there then."""
         self.tell(f"writing {name}")
-        self.writer.replace(_clamped(frame, self.scope), name, self.scope)
+        more = _rows_clamped(rows, self.scope)
+        self.writer.replace(_clamped(frame, self.scope), name, self.scope, more)
         return self.read(name)
 
     def write_rows(self, name: str, rows: Iterable[Row]) -> DataFrame:
-        """The same of a table that is small."""
-        return self.write(name, frame_of(self.spark, rows, table_schema(name)))
+        """The same of a table that is small, without a query."""
+        self.tell(f"writing {name}")
+        files = self.writer.write_rows(_rows_clamped(rows, self.scope), name)
+        self.writer.keep(name, [*self.writer.carried(name, self.scope), *files])
+        return self.read(name)
 
     def read(self, name: str) -> DataFrame:
         return store.read(self.spark, self.writer.tables, name, self.scope)
@@ -188,8 +192,8 @@ def run(
         new = [path for path, length in journals.files.items() if writer.before.read.get(path) != length]
         if new or any(since is None or day >= since for day, _ in writer.before.unmade):
             records = _bronze(job, inputs, journals, new, since)
-            counted = _tables(job, records, slo, clock_error_us) if job.scope else {}
-            made = _made(job, counted)
+            counted, small = _tables(job, records, slo, clock_error_us) if job.scope else ({}, [])
+            made = _made(job, counted, small)
             job.tell("committing")
             done = writer.commit(made, {**writer.before.read, **journals.files}, job.unmade)
         else:
@@ -199,8 +203,8 @@ def run(
 
 def _tables(
     job: _Job, records: DataFrame, slo: Objectives | None, clock_error_us: int
-) -> dict[str, DataFrame]:
-    """Write silver and gold of the scope. Returns what is counted."""
+) -> tuple[dict[str, DataFrame], list[DataFrame]]:
+    """Write silver and gold of the scope. Returns what to count, and small tables still to write."""
     with ThreadPoolExecutor(1, "services") as other:
         told = other.submit(_services, job, records, slo)
         job.tell("looking for processes and what happened to them")
@@ -217,13 +221,10 @@ def _tables(
         every = incidents(records, runs, requests, histories)
         found = job.write_rows("gold.incidents", (row for row in every if row["id"] not in known))
         of_processes = process_findings(facts, of_runs, here, clock_error_us)
-        further = [
-            frame_of(job.spark, of_processes, table_schema("gold.audit")),
-            *_durables(job, records, runs, states, clock_error_us),
-        ]
-        findings = job.write("gold.audit", audit(requests, runs, further))
-        told.result()
-    return {"records": records, "requests": requests, "incidents": found, "findings": findings}
+        further = _durables(job, records, runs, states, clock_error_us)
+        findings = job.write("gold.audit", audit(requests, runs, further), of_processes)
+        small = told.result()
+    return {"records": records, "requests": requests, "incidents": found, "findings": findings}, small
 
 
 def _ended(job: _Job, runs: Rows) -> tuple[Rows, Mapping[str, Rows]]:
@@ -243,25 +244,33 @@ def _ended(job: _Job, runs: Rows) -> tuple[Rows, Mapping[str, Rows]]:
     return [*ended.values()], silver.facts(job.older.where(F.col("boot").isin(*ended)))
 
 
-def _made(job: _Job, counted: Mapping[str, DataFrame]) -> list[Made]:
-    """What is in the tables now, by day and pair; one query counts what is new."""
+def _made(job: _Job, counted: Mapping[str, DataFrame], small: Sequence[DataFrame]) -> list[Made]:
+    """What is in the tables now, by day and pair; one query counts, and brings small tables."""
     job.tell("counting")
     files = store.read(job.spark, job.writer.tables, "bronze.files", job.seen)
     rejected = store.read(job.spark, job.writer.tables, "bronze.rejected", job.seen)
     frames = {**counted, "files": files, "rejected": rejected, "duplicates": files}
     keys = {"incidents": "kind", "findings": "verdict", "files": "state", "rejected": "reason"}
-    sums = (
-        frame.groupBy(
+    rows = (
+        frame.select(
+            F.lit(what).alias("what"),
             "day",
             "pair",
-            F.lit(what).alias("what"),
             (F.col(keys[what]) if what in keys else F.lit("")).alias("key"),
-        ).agg(F.sum("duplicates" if what == "duplicates" else F.lit(1)).alias("count"))
+            (F.col("duplicates") if what == "duplicates" else F.lit(1).cast("bigint")).alias("count"),
+        )
         for what, frame in frames.items()
     )
+    sums = reduce(DataFrame.unionByName, rows).groupBy("what", "day", "pair", "key")
+    found: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in collected(together(sums.agg(F.sum("count").alias("count")), *small)):
+        found[row["what"]].append(row)
+    if small:
+        for name in ("gold.budgets", "gold.capacity"):
+            job.write_rows(name, found.pop(name, ()))
     made = {one.part: one for one in job.writer.before.made}
     counts: dict[Part, dict[str, dict[str, int]]] = {part: {} for part in job.seen}
-    for row in reduce(DataFrame.unionByName, sums).collect():
+    for row in (row for rows in found.values() for row in rows):
         counts[row["day"], row["pair"]].setdefault(row["what"], {})[row["key"]] = row["count"]
     for part, of_part in counts.items():
         known = made.get(part) or Made(*part)
@@ -375,34 +384,41 @@ def _parsed(job: _Job, journals: Inputs, new: Sequence[str], known: Sequence[Fil
     shape = StructType([*RECORDS.fields, *REJECTION.fields, StructField("journal", StringType())])
     parsed = store.read_files(job.spark, map(writer.tables.path, lines), shape)
     job.tell("looking for files that came twice or lost their end")
-    found = copies.ranges(parsed).persist()
-    try:
-        ranges = copies.without_conflicts(parsed, found)
-        came = [file for file in lines if file.topic != REJECTED]
-        mixed = ranges.where("is_duplicate OR is_overlapping").select("pair").distinct().collect()
-        pairs = {row.pair for row in mixed}
-        once = copies.records_once(parsed, ranges)
-        old = _overlapping(job, ranges, came, known)
+    ranges = copies.ranges(parsed)
+    came = [file for file in lines if file.topic != REJECTED]
+    pairs, left = copies.overlapping(ranges), None
+    old = _overlapping(job, ranges, came, known)
+    if old is not None:
+        pairs |= {file.pair for file in came}
+    if pairs:
+        job.tell(f"leaving out what came twice of {', '.join(sorted(pairs))}")
+        once = copies.once(parsed, ranges, pairs)
         if old is not None:
-            pairs |= {file.pair for file in came}
-            key = ["boot", "seq", "mono"]
-            once = once.join(old.select(*key), key, "left_anti").select(*shape.names)
-        if pairs:
-            job.tell(f"leaving out what came twice of {', '.join(sorted(pairs))}")
-            once = once.where(F.col("pair").isin(*pairs)).select(*RECORDS.names, "journal")
-            again = writer.write(once, "bronze.records", by=("topic", "journal"))
-            came = [*(file for file in came if file.pair not in pairs), *again]
-        if old is not None:
-            left = store.read_files(job.spark, map(writer.tables.path, came), RECORDS)
-            ranges = copies.counted(ranges, left)
-        tables = {"bronze.records": came, "bronze.files": _files(job, journals, new, ranges)}
-        if any(file.topic == REJECTED for file in lines):
-            job.tell("writing bronze.rejected")
-            rejected = bronze.rejected(copies.rejected_once(parsed, ranges)).withColumn("journal", _journal())
-            tables["bronze.rejected"] = writer.write(rejected, "bronze.rejected", by=("journal",))
-        return tables
-    finally:
-        found.unpersist()
+            once = once.join(old.select(*copies.KEY), [*copies.KEY], "left_anti")
+        again = writer.write(
+            once.select(*RECORDS.names, "journal"), "bronze.records", by=("topic", "journal")
+        )
+        came = [*(file for file in came if file.pair not in pairs), *again]
+        left = copies.kept(store.read_files(job.spark, map(writer.tables.path, came), RECORDS))
+    files = list(copies.files(ranges, new, left))
+    doubtful = [row["file"] for row in files if row["state"] == "truncated" and row["lines"]]
+    packed = [file for file in doubtful if file.endswith(".gz")]
+    if packed:
+        unpacked = {row["file"] for row in collected(journals.unpacked(packed))}
+        files = list(copies.files(ranges, new, left, unpacked))
+    job.tell("writing bronze.files")
+    named = ({**row, "journal": _journal_of(row["file"])} for row in files)
+    tables = {
+        "bronze.records": came,
+        "bronze.files": writer.write_rows(named, "bronze.files", by=("journal",)),
+    }
+    if any(file.topic == REJECTED for file in lines):
+        job.tell("writing bronze.rejected")
+        wholly = [row["file"] for row in files if row["state"] == "duplicate"]
+        rejected = bronze.rejected(parsed.where(~F.col("file").isin(wholly)))
+        rejected = rejected.withColumn("journal", _journal())
+        tables["bronze.rejected"] = writer.write(rejected, "bronze.rejected", by=("journal",))
+    return tables
 
 
 def _journal() -> Column:
@@ -410,9 +426,12 @@ def _journal() -> Column:
     return F.when(F.col("file").endswith(_OPEN), F.md5("file")).otherwise(F.lit("sealed"))
 
 
-def _overlapping(
-    job: _Job, ranges: DataFrame, came: Sequence[File], known: Sequence[File]
-) -> DataFrame | None:
+def _journal_of(file: str) -> str:
+    """The same of a path."""
+    return commits.digest_of(file) if file.endswith(_OPEN) else "sealed"
+
+
+def _overlapping(job: _Job, ranges: Rows, came: Sequence[File], known: Sequence[File]) -> DataFrame | None:
     """The known records of runs of which a new file has records with numbers among theirs; None: no such run.
 
     A record that comes again is of the same day.
@@ -423,9 +442,15 @@ def _overlapping(
         return None
     old = store.read_files(job.spark, map(job.writer.tables.path, files), RECORDS)
     there = old.groupBy("boot").agg(F.min("seq").alias("from"), F.max("seq").alias("to"))
-    here = ranges.groupBy("boot").agg(F.min("first_seq").alias("first"), F.max("last_seq").alias("last"))
-    rows = here.join(there, "boot").where("first <= to AND last >= from").select("boot").collect()
-    return old.where(F.col("boot").isin([row.boot for row in rows])) if rows else None
+    of_run = {row["boot"]: (row["from"], row["to"]) for row in collected(there)}
+    boots = {
+        row["boot"]
+        for row in ranges
+        if row["boot"] in of_run
+        and row["first_seq"] <= of_run[row["boot"]][1]
+        and row["last_seq"] >= of_run[row["boot"]][0]
+    }
+    return old.where(F.col("boot").isin(sorted(boots))) if boots else None
 
 
 def _why(job: _Job) -> str:
@@ -435,18 +460,6 @@ def _why(job: _Job) -> str:
         return "the files are empty"
     counts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(rejected.items()))
     return f'none of their lines is one: {counts}. See docs/pipeline.md, "How lines are read"'
-
-
-def _files(job: _Job, journals: Inputs, new: Sequence[str], ranges: DataFrame) -> list[File]:
-    """Write the table of files, after a second look at packed ones without a last record."""
-    job.tell("writing bronze.files")
-    about = listing(job.spark, new)
-    found = copies.files(ranges, about)
-    doubtful = found.where((F.col("state") == "truncated") & (F.col("lines") > 0)).select("file").collect()
-    packed = [row.file for row in doubtful if row.file.endswith(".gz")]
-    if packed:
-        found = copies.files(ranges, about, journals.unpacked(packed))
-    return job.writer.write(found.withColumn("journal", _journal()), "bronze.files", by=("journal",))
 
 
 def _with_right_clocks(
@@ -474,15 +487,21 @@ def _with_right_clocks(
     return silver.corrected(runs, off)
 
 
-def _services(job: _Job, records: DataFrame, slo: Objectives | None) -> None:
-    """Write the tables that need nothing but records, and of days before what those came to."""
+def _services(job: _Job, records: DataFrame, slo: Objectives | None) -> list[DataFrame]:
+    """Write the tables that need nothing but records, and of days before what those came to.
+
+    Returns those that are small, for the last query.
+    """
     job.write("gold.clients", clients(records))
     sums = job.write("gold.sketches", sketches(records)).unionByName(job.before("gold.sketches"))
     # Windows and periods reach back.
     is_made = store.within(job.scope)
     job.write("gold.objectives", objectives(sums, slo).where(is_made))
-    job.write("gold.budgets", budgets(sums, slo).where(is_made))
-    job.write("gold.capacity", capacity(records, job.before("gold.capacity")).where(is_made))
+    small = {
+        "gold.budgets": budgets(sums, slo),
+        "gold.capacity": capacity(records, job.before("gold.capacity")),
+    }
+    return [frame.where(is_made).withColumn("what", F.lit(name)) for name, frame in small.items()]
 
 
 def _requests(job: _Job, records: DataFrame, runs: DataFrame, clock_error_us: int) -> DataFrame:
@@ -509,10 +528,20 @@ def _durables(
 ) -> list[DataFrame]:
     """Write the table of durable requests; what the audit has to say of them, if there are any."""
     if "durables" not in job.topics:
-        job.write("silver.durables", store.nothing(job.spark, table_schema("silver.durables")))
+        job.write_rows("silver.durables", ())
         return []
     durables = job.write("silver.durables", silver.durables(records, runs))
     return [durable_findings(durables, records, runs, states, clock_error_us)]
+
+
+def _rows_clamped(rows: Iterable[Row], scope: frozenset[Part]) -> Iterator[Row]:
+    """The same of rows."""
+    days_of: defaultdict[str, list[dt.date]] = defaultdict(list)
+    for day, pair in scope:
+        days_of[pair].append(day)
+    for row in rows:
+        days = days_of.get(row["pair"]) or [row["day"]]
+        yield {**row, "day": max(min(row["day"], max(days)), min(days))}
 
 
 def _clamped(frame: DataFrame, scope: frozenset[Part]) -> DataFrame:

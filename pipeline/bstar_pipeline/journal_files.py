@@ -9,6 +9,7 @@ Nothing here starts a Spark job, except what a path's listing takes.
 import datetime as dt
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from pyspark.errors import AnalysisException
@@ -43,6 +44,7 @@ _OPTIONS = {
 _FILE_NAME = r"([^/]+?)\.[^/.]+\.(\d{8})T\d{6}Z\.[0-9a-f]{8}\.\d+\.ndjson[^/]*$"
 # No writer keeps a file open for longer than a day; another one for clocks that are set wrong.
 _OPEN_DAYS_MAX = 2
+_FIRST_DAY = dt.date(1970, 1, 1)
 
 
 def find_files(spark: SparkSession, paths: Sequence[str], since: dt.date | None = None) -> list[str]:
@@ -74,6 +76,10 @@ def find_files(spark: SparkSession, paths: Sequence[str], since: dt.date | None 
 
 def lengths(spark: SparkSession, files: Sequence[str]) -> dict[str, int]:
     """How many bytes each of these files has; 0 if it is gone."""
+    # Where the driver runs here, this process sees the files that it listed.
+    if hasattr(spark, "_jvm") and all(file.startswith("file:") for file in files):
+        places = {file: Path(unquote(urlsplit(file).path)) for file in files}
+        return {file: place.stat().st_size if place.exists() else 0 for file, place in places.items()}
     about = spark.read.format("binaryFile").options(**_OPTIONS).load([_literal(file) for file in files])
     rows = about.select("_metadata.file_path", "_metadata.file_size").collect()
     return {**dict.fromkeys(files, 0), **{row.file_path: row.file_size for row in rows}}
@@ -124,6 +130,17 @@ def _literal(file: str) -> str:
     """A path that names this file, as ``inputFiles`` gives it (percent-encoded), and no pattern."""
     path = unquote(file) if urlsplit(file).scheme else file
     return "".join(f"\\{letter}" if letter in "{}[]*?\\" else letter for letter in path)
+
+
+def about_name(file: str) -> tuple[str, dt.date]:
+    """The same of one file in plain Python: its pair, and the day on which it was opened."""
+    found = re.search(_FILE_NAME, file)
+    if found is None:
+        return "unknown", _FIRST_DAY
+    try:
+        return found[1], dt.date.fromisoformat(found[2])
+    except ValueError:
+        return found[1], _FIRST_DAY
 
 
 def pair_of_file() -> Column:

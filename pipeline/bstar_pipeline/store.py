@@ -13,17 +13,22 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
+from io import BytesIO
 from typing import Any
 from urllib.parse import unquote
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline import commits, engine
 from bstar_pipeline.commits import File, Folder, Made, Manifest, Part, Snapshot, Store
+from bstar_pipeline.pair_rows import Row
 from bstar_pipeline.schema import table_schema
 from bstar_pipeline.tables import TABLES
 
@@ -138,15 +143,33 @@ class Writer:
                 files.append(File(day, found.pop("pair"), path, **found))
         return files
 
+    def write_rows(self, rows: Iterable[Row], name: str, *, by: Sequence[str] = ()) -> list[File]:
+        """The same of a table that is small: the driver writes its files, without a query."""
+        below = f"{commits.folder_of(self.run)}/{TABLES[name].path}"
+        schema = to_arrow_schema(table_schema(name), timezone="UTC")
+        of_file: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+        for row in rows:
+            key = (row["day"], row["pair"], *(row[column] for column in by))
+            of_file[key].append({column: row.get(column) for column in schema.names})
+        files = []
+        for (day, pair, *more), chosen in sorted(of_file.items()):
+            content = BytesIO()
+            pq.write_table(pa.Table.from_pylist(chosen, schema), content)
+            path = f"{below}/rows-{secrets.token_hex(8)}.parquet"
+            self._store.put(path, content.getvalue())
+            files.append(File(day, pair, path, **dict(zip(by, more, strict=True))))
+        return files
+
     def keep(self, name: str, files: Iterable[File]) -> None:
         """Make these the files of a table."""
         self._tables[name] = sorted(files)
 
-    def replace(self, frame: DataFrame, name: str, parts: Collection[Part]) -> None:
-        """Write a table anew for ``parts``; of other days and pairs it stays as it is."""
+    def replace(self, frame: DataFrame, name: str, parts: Collection[Part], more: Iterable[Row] = ()) -> None:
+        """Write a table anew for ``parts``, and ``more`` rows; other days and pairs stay as they are."""
         check(frame, name)
         rows = frame.select(*table_schema(name).names)
-        self.keep(name, [*self.carried(name, parts), *self.write(rows, name)])
+        # In this order: engines write to a folder that is not there yet.
+        self.keep(name, [*self.carried(name, parts), *self.write(rows, name), *self.write_rows(more, name)])
 
     def carried(self, name: str, parts: Collection[Part]) -> list[File]:
         """The files that a table has of days and pairs outside ``parts``."""

@@ -18,13 +18,16 @@ class Bronze(NamedTuple):
 def read(session: SparkSession, paths: Sequence[str]) -> Bronze:
     """What the batch job makes of these journals, computed when it is asked for, by either engine."""
     from bstar_pipeline import bronze, copies
-    from bstar_pipeline.inputs import listing, open_inputs
+    from bstar_pipeline.inputs import open_inputs
+    from bstar_pipeline.pair_rows import frame_of
+    from bstar_pipeline.schema import table_schema
 
     journals = open_inputs(session, paths)
-    files = list(journals.files)
-    typed = journals.typed(files)
-    found = copies.without_conflicts(typed, copies.ranges(typed))
-    unique = copies.once(typed, found)
-    return Bronze(
-        bronze.records(unique), bronze.rejected(unique), copies.files(found, listing(session, files))
-    )
+    typed = journals.typed(list(journals.files))
+    found = copies.ranges(typed)
+    unique = copies.once(typed, found, {row["pair"] for row in found if row["pair"] is not None})
+    files = list(copies.files(found, journals.files, copies.kept(unique)))
+    wholly = [row["file"] for row in files if row["state"] == "duplicate"]
+    rejected = bronze.rejected(typed.where(~typed.file.isin(wholly)))
+    of_files = frame_of(session, files, table_schema("bronze.files"))
+    return Bronze(bronze.records(unique), rejected, of_files)
