@@ -34,9 +34,14 @@ def ranges(typed: DataFrame) -> Rows:
 
     ``boot`` is null in the row of a file's rejected lines.
     """
+    return sorted(collected(summed(typed)), key=_order)
+
+
+def summed(typed: DataFrame) -> DataFrame:
+    """``ranges`` as the one query that brings them."""
     is_record = F.col("rejection").isNull()
     # Grouped by all text: a maximum of text would make Spark sort all rows.
-    found = typed.groupBy(
+    return typed.groupBy(
         "file", *(F.when(is_record, F.col(name)).alias(name) for name in ("pair", "node", "boot"))
     ).agg(
         F.count("*").alias("lines"),
@@ -47,7 +52,6 @@ def ranges(typed: DataFrame) -> Rows:
         # One file may be several that somebody put together.
         F.sum(F.when(is_record & (F.col("kind") == "closed"), F.col("lines") + 1)).alias("closed_lines"),
     )
-    return sorted(collected(found), key=_order)
 
 
 def _order(row: Row) -> tuple[Any, ...]:

@@ -33,7 +33,6 @@ _SPAN = StructType(
     [StructField(name, StringType()) for name in ("id", "pair")]
     + [StructField(name, LongType()) for name in (*_OF_OUTAGE, "outage_until_us")]
 )
-_SECOND = StructType([StructField("pair", StringType()), StructField("second", LongType())])
 # These say nothing of who served and who took over.
 _OF_BOTH = ("start", "both-active", "both-crash", "partition", "handover")
 
@@ -47,7 +46,7 @@ def incidents(
         for pair, history in histories.items()
         for second in sorted(outages.seconds(history.incidents))
     )
-    seconds = frame_of(records.sparkSession, near, _SECOND)
+    seconds = frame_of(records.sparkSession, near, outages.SECOND)
     gaps = by_pair(collected(outages.gaps(requests, seconds)))
     found = [
         each for pair, history in histories.items() for each in _outages(pair, history, gaps.get(pair, ()))

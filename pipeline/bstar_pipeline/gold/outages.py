@@ -25,11 +25,15 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from bstar_pipeline.gold.history import Incident
 
 OUTAGE_MIN_US = 100_000
 """Shorter waits are the business of the objectives."""
+
+SECOND = StructType([StructField("pair", StringType()), StructField("second", LongType())])
+"""A second around an incident."""
 
 _AROUND_US = 30_000_000
 # What was caught by an incident may be answered that much after the other node serves.

@@ -60,11 +60,16 @@ def facts(records: DataFrame) -> Mapping[str, Rows]:
     "sum": all records by run, at - mono, topic, the service of requests and the epoch of executions. "event":
     those of ``gold.history``. "pulses": what those of a run tell in all. "loads": of a run and service.
     """
-    of_events = records.where(F.col("topic") == "events")
     found: defaultdict[str, list[Row]] = defaultdict(list)
-    for row in collected(together(_sums(records), _events(of_events), _pulses(of_events), _loads(of_events))):
+    for row in collected(fact_rows(records)):
         found[row["what"]].append(row)
     return found
+
+
+def fact_rows(records: DataFrame) -> DataFrame:
+    """``facts`` as the one query that brings them."""
+    of_events = records.where(F.col("topic") == "events")
+    return together(_sums(records), _events(of_events), _pulses(of_events), _loads(of_events))
 
 
 def _sums(records: DataFrame) -> DataFrame:

@@ -1,0 +1,92 @@
+"""How Spark makes each large table: its operators and shuffles, as files in tests/golden/plans.
+
+A plan is read by people. After a change that is meant to alter one, run this module with
+BSTAR_WRITE_GOLDEN=1, read the difference line by line, and commit it. A plan has its operators by name,
+indented as Spark shows them, and after that the keys of its shuffles without the numbers of columns.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.journals import Run, frame, write
+from support.plans import plan_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+GOLDEN = Path(__file__).parent / "golden" / "plans"
+OPERATORS_MAX = 100
+# How often the rows of a table's input are moved. A window after an aggregation moves what is left of them.
+SHUFFLES = {
+    "records": 0, "ranges": 1, "facts": 3, "requests": 1, "gaps": 2, "audit": 4, "sketches": 1, "clients": 5,
+    "objectives": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plans(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The plan of each table."""
+    from bstar_pipeline import bronze, copies, journal_files, silver
+    from bstar_pipeline.gold import audit, clients, objectives, outages
+    from bstar_pipeline.pair_rows import frame_of
+    from bstar_pipeline.schema import RECORDS, table_schema
+
+    folder = tmp_path_factory.mktemp("plans")
+    run = Run("primary")
+    run.start()
+    run.request(1_000_000, "c1", 1)
+    write(folder / "journals" / run.name(), run.lines())
+
+    def table(name: str, rows: DataFrame) -> DataFrame:
+        rows.write.parquet(str(folder / name))
+        return spark.read.schema(rows.schema).parquet(str(folder / name))
+
+    lines = bronze.typed(journal_files.lines(spark, [str(folder / "journals")]))
+    typed = table("lines", lines)
+    records = table("records", frame(spark, [run]).select(*RECORDS.names))
+    runs = frame_of(spark, silver.runs(silver.facts(records)), table_schema("silver.runs"))
+    requests = table("requests", silver.requests(records, runs))
+    seconds = frame_of(spark, [], outages.SECOND)
+    frames = {
+        "records": lines,
+        "ranges": copies.summed(typed),
+        "facts": silver.fact_rows(records),
+        "requests": silver.requests(records, runs),
+        "gaps": outages.gaps(requests, seconds),
+        "audit": audit.audit(requests, runs),
+        "sketches": objectives.sketches(records),
+        "clients": clients.clients(records),
+        "objectives": objectives.objectives(table("sketches", objectives.sketches(records))),
+    }
+    return {name: normalised(plan_of(each)) for name, each in frames.items()}
+
+
+def normalised(plan: str) -> str:
+    """Operators by name, then the keys of each shuffle in order."""
+    tree, _, details = plan.partition("\n\n\n")
+    operators = [re.sub(r"\s*\(\d+\)$", "", line) for line in tree.splitlines()[1:] if line.strip()]
+    shuffled = re.findall(r"^\(\d+\) Exchange\n.*\nArguments: (\w+)\(([^)]*)\)", details, re.MULTILINE)
+    keys = (f"{how}({re.sub(r'#[0-9]+L?', '', by)})" for how, by in shuffled)
+    return "\n".join([*operators, "", *(re.sub(r", \d+$", "", key) for key in keys), ""])
+
+
+@pytest.mark.parametrize("name", SHUFFLES)
+def test_the_plan_of_a_large_table_is_the_one_that_was_read(plans: dict[str, str], name: str) -> None:
+    golden, plan = GOLDEN / f"{name}.txt", plans[name]
+    if os.environ.get("BSTAR_WRITE_GOLDEN"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(plan, "utf-8")
+    assert plan == golden.read_text("utf-8")
+    operators = plan.partition("\n\n")[0].splitlines()
+    assert len(operators) <= OPERATORS_MAX
+    shuffles = [line for line in operators if re.search(r"\bExchange$", line)]
+    assert len(shuffles) == SHUFFLES[name]
+    assert "Python" not in plan
