@@ -12,7 +12,8 @@ from bstar_pipeline.commits import NOTHING, Folder, Snapshot, current
 from bstar_pipeline.memory import octets_here
 from bstar_pipeline.tables import TABLES
 
-_JOURNALS_MAX = 1 << 30
+# 250,000 records of 261 MB take 0.84 GB of memory; more than this would take above 1 GB.
+_JOURNALS_MAX = 300 << 20
 _TABLES_MAX = 4 << 30
 # A job takes four times as much memory as there are journals.
 _MEMORY_SHARE = 6
