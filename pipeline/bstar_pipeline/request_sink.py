@@ -1,4 +1,10 @@
-"""Requests as a sink of Spark: every row is sent, and its reply kept if a directory is named.
+"""The sink ``format("bstar")``: each row of a DataFrame becomes a request, in batches and as a stream.
+
+    spark.dataSource.register(BstarDataSource)
+    orders.write.format("bstar").mode("append").options(endpoints="tcp://a:5555,tcp://b:5555", service="book",
+                                                        body="json", key="order_id").save()
+
+Every row is sent, and its reply kept if a directory is named.
 
 A request cannot be taken back. So a failed job has made calls, and its next attempt repeats them. The same
 keys make them harmless (docs/guarantees.md, "One answer per key"). Replies are different: each task writes
@@ -11,14 +17,21 @@ keys, whatever their order and however they are spread over tasks, is the same b
 
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import BinaryType, ByteType, IntegerType, LongType, ShortType, StringType, StructType
 
 from bstar.errors import ConfigurationError
@@ -29,6 +42,12 @@ from bstar_pipeline.places import Place
 _TEMPORARY = "_temporary"
 # Sums of identities (24 octets) keep to their size.
 _SUM_MODULUS = 2**192
+_WRITE_OPTIONS = (
+    "endpoints", "service", "body", "key", "window", "timeout", "taskDeadline", "errorThreshold", "errorSpan",
+    "idempotent", "replies",
+)  # fmt: skip
+# What a stream brings of its own.
+_STREAM_OPTIONS = ("checkpointLocation", "path")
 
 
 class SinkPlan(msgspec.Struct, frozen=True):
@@ -211,3 +230,77 @@ def _with_octets(batch: pa.RecordBatch, body: str, key: str | None) -> pa.Record
             columns.append(values)
             names.append(name)
     return pa.RecordBatch.from_arrays(columns, names=names)
+
+
+class BstarDataSource(DataSource):
+    """Options: ``endpoints`` (separated by commas), ``service``, ``body`` ("body") and
+    ``key`` (none) name columns, ``window`` (64), ``timeout`` (30) seconds, ``taskDeadline``,
+    ``errorThreshold`` (1: one row without an answer fails the job), ``errorSpan`` (200), ``idempotent``
+    ("true"), ``replies``: a directory (a path or URI) for Parquet files of the rows with their replies.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """What ``format`` is given."""
+        return "bstar"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Write requests, in a batch."""
+        if overwrite:
+            raise ConfigurationError("requests cannot be taken back: write them with mode('append')")
+        return RequestWriter(self._sink_plan(schema))
+
+    def streamWriter(  # noqa: N802 - Spark's name
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        """Write requests, micro-batch by micro-batch."""
+        if overwrite:
+            raise ConfigurationError("requests cannot be taken back: outputMode is append or update")
+        return RequestStreamWriter(self._sink_plan(schema))
+
+    def _sink_plan(self, schema: StructType) -> SinkPlan:
+        self._check((*_WRITE_OPTIONS, *_STREAM_OPTIONS))
+        options = self.options
+        endpoints = tuple(part.strip() for part in options.get("endpoints", "").split(",") if part.strip())
+        key = options.get("key")
+        deadline = options.get("taskDeadline")
+        bulk = BulkPlan(
+            endpoints,
+            options.get("service", ""),
+            window=int(self._number("window", 64)),
+            timeout_s=self._number("timeout", 30.0),
+            task_deadline_s=None if deadline is None else self._number("taskDeadline", 0.0),
+            error_limit=self._number("errorThreshold", 1.0),
+            error_span=int(self._number("errorSpan", 200)),
+            is_idempotent=self._flag("idempotent", True),
+            has_keys=key is not None,
+        ).checked()
+        replies = options.get("replies")
+        kept = None if replies is None else Place.of(replies)
+        plan = SinkPlan(bulk, options.get("body", "body"), key, kept)
+        plan.check(schema)
+        return plan
+
+    def _check(self, known: tuple[str, ...]) -> None:
+        names = {name.lower() for name in known}
+        unknown = [name for name in self.options if name.lower() not in names]
+        if unknown:
+            raise ConfigurationError(
+                f"format('bstar') has no option {', '.join(sorted(unknown))} here; it has {', '.join(known)}"
+            )
+
+    def _number(self, name: str, default: float) -> float:
+        options: Mapping[str, str] = self.options
+        told = options.get(name)
+        if told is None:
+            return default
+        try:
+            return float(told)
+        except ValueError:
+            raise ConfigurationError(f"option {name} is a number, not {told!r}") from None
+
+    def _flag(self, name: str, default: bool) -> bool:
+        told = self.options.get(name, str(default)).lower()
+        if told not in ("true", "false"):
+            raise ConfigurationError(f"option {name} is true or false, not {told!r}")
+        return told == "true"
