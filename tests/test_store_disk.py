@@ -649,6 +649,26 @@ def test_an_older_file_is_missed_unless_it_only_claims_less(folder: Path, what: 
         assert (platter.opened.damage == "") is (what == "store.reach")
 
 
+def test_an_older_database_under_a_newer_wal_is_missed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The WAL has the number of the last transaction and no page of the log. So what is there fits together,
+    and 54 entries are missing. The file counts as too large for a check of the whole.
+    """
+    monkeypatch.setattr(sqlite_file, "_CHECKED_BYTES_MAX", 0)
+    written_store(folder)
+    old = (folder / "store.db").read_bytes()
+    with Platter(folder) as platter:
+        platter.append(*(numbered(number) for number in range(6, 60)))
+    shutil.rmtree(killed(folder))
+    with Platter(folder) as platter:
+        platter.put(Write(mark=mark()))
+        platter.wait(Written)
+        shutil.copytree(folder, killed(folder))
+    (killed(folder) / "store.db").write_bytes(old)
+    with Platter(killed(folder)) as platter:
+        assert "is an older file, or another's" in platter.opened.damage
+        assert (platter.opened.last, platter.opened.must) == ((1, 5), (1, 59))
+
+
 def test_a_wal_of_a_store_that_was_here_before_is_missed(folder: Path) -> None:
     """A rebuilt copy counts its transactions from 1: the WAL of before has greater numbers."""
     written_store(folder)
