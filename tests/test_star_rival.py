@@ -45,11 +45,9 @@ class Node:
         self.now = 0.0
         self.seq = 0
 
-    def hears(self, state: State, hears: str) -> list[Output]:
+    def hears(self, state: State, hears: str, run: str = "they") -> list[Output]:
         self.seq += 1
-        word = PeerState(
-            int(state), "test", self.role.peer.value, "they", self.seq, 0, 1000, 2000, hears=hears
-        )
+        word = PeerState(int(state), "test", self.role.peer.value, run, self.seq, 0, 1000, 2000, hears=hears)
         return self.machine.step(PeerMessage(word), self.now) + self.machine.step(Tick(), self.now)
 
     def hears_for(self, seconds: float, state: State, hears: str) -> list[Output]:
@@ -101,6 +99,17 @@ def test_runs_that_replace_each_other_are_no_rival() -> None:
     node = Node()
     for run in range(20):
         node.hears_for(TIMEOUT_S, ACTIVE, f"run {run}")
+    assert node.machine.state is PASSIVE
+
+
+def test_messages_forged_in_many_runs_prove_no_rival() -> None:
+    """The peer is frozen. Forged messages repeat whom it heard last, an earlier run of this node, each in the
+    name of a new run.
+    """
+    node = Node()
+    for number in range(40):
+        node.hears(ACTIVE, "run before", run=f"forged {number}")
+        node.now += 0.5
     assert node.machine.state is PASSIVE
 
 

@@ -180,21 +180,23 @@ class Rival:
 
     After a restart that is our own earlier run, until the peer has heard us or has found that run silent. A
     run that it goes on hearing for ``RIVAL_TIMEOUTS`` failover timeouts is another process. While the peer is
-    silent nothing is counted: its first messages after that may be old.
+    silent nothing is counted: its first messages after that may be old. Only one run of the peer can prove
+    it: each message that is forged in a new run's name may repeat what the peer said long ago.
     """
 
     def __init__(self) -> None:
-        self._node = ""
+        self._claim: tuple[str | None, str] = (None, "")  # the run of the peer, and the run that it hears
         self._since = 0.0
         self._heard_at = 0.0
 
-    def is_there(self, hears: str, node: str, now: float, silence_s: float) -> bool:
+    def is_there(self, message: PeerState, node: str, now: float, silence_s: float) -> bool:
         """Note which run the peer hears. True if it is certainly another node than ours."""
-        if hears != self._node or now - self._heard_at >= silence_s:
-            self._node = hears
+        claim = (message.node, message.hears)
+        if claim != self._claim or now - self._heard_at >= silence_s:
+            self._claim = claim
             self._since = now
         self._heard_at = now
-        return hears not in ("", node) and now - self._since >= RIVAL_TIMEOUTS * silence_s
+        return message.hears not in ("", node) and now - self._since >= RIVAL_TIMEOUTS * silence_s
 
 
 class PeerView:
@@ -364,7 +366,7 @@ class PeerView:
 
     def is_taken(self, message: PeerState, node: str, now: float) -> bool:
         """True if the peer keeps hearing another node, not ``node``."""
-        return self._rival.is_there(message.hears, node, now, self.pace.silence_s)
+        return self._rival.is_there(message, node, now, self.pace.silence_s)
 
     def hear(self, now: float) -> None:
         """A message of the peer counts."""
