@@ -60,6 +60,15 @@ def test_damage_beside_a_whole_copy_loses_nothing_and_needs_no_operator(arbiter:
     assert counts["damage beside a whole copy"] > 40
 
 
+def test_damage_of_one_node_at_a_time_needs_no_operator() -> None:
+    """Whichever node serves, and frozen or not. A copy that is rebuilt needs the peer's until it is in sync."""
+    counts: Counter[str] = Counter()
+    for seed in range(31, 61):
+        counts += _check(seed, ("crash and damage", "damage", "promote", "dual", "freeze"), "kept")
+    assert counts["damage beside a whole copy"] > 30
+    assert counts["forced"] == 0
+
+
 def test_a_seed_is_reproducible() -> None:
     assert play(7, keep_trace=True).trace == play(7, keep_trace=True).trace
 

@@ -50,6 +50,13 @@ class State:
         self.staged: dict[int, Record] = {}
         self.damage = ""
         self.must = START
+        # It began empty in the place of a damaged one, and was not in sync since.
+        self.is_rebuilt = False
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether this copy needs the peer's."""
+        return bool(self.damage) or self.is_rebuilt
 
     def copy(self) -> State:
         """What a transaction works on."""
@@ -136,7 +143,7 @@ class SimDisk:
     def _rebuild(self, order: Rebuild) -> None:
         self.crash_at_rebuild()
         self.durable = State()
-        self.durable.mark = order.mark
+        self.durable.mark, self.durable.is_rebuilt = order.mark, True
         self.replaced_at = self._world.now
         self._told = 0
         state, run, deliver = self.durable, self._run, self.deliver
@@ -258,6 +265,7 @@ class SimDisk:
             state.at_ms = entry.at_ms
         if order.mark is not None:
             state.mark = order.mark
+            state.is_rebuilt &= not order.mark.is_in_sync
         if order.is_mended:
             state.damage, state.must = "", START
         return answers

@@ -222,7 +222,7 @@ class StoreSim:
 
     def _is_undamaged(self) -> bool:
         """One node at a time: where both are damaged an operator must choose."""
-        return not any(node.disk.durable.damage for node in self.nodes)
+        return not any(node.disk.durable.is_damaged for node in self.nodes)
 
     def _note_damage(self, node: SimNode) -> None:
         """If both copies were whole nothing may be lost by it, and no operator is needed."""
