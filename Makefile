@@ -122,13 +122,13 @@ docs: $(TOOLS) ## write the generated files anew (sample configurations, diagram
 page-pictures: $(TOOLS) ## draw the pictures of the status page in docs/pictures (needs Chromium)
 	@PYTHONPATH=tests $(BIN)/python -m page_pictures
 
-sim: $(TOOLS) ## simulated pairs under faults: 200 seeds; or SEED=7, RUNS=1000, HOURS=100, KEYS=on; or EXPLORE=all: every state once; or PAIRS=100: a fleet that grows
+sim: $(TOOLS) ## simulated pairs under faults: 200 seeds; or SEED=7, RUNS=1000, HOURS=100, KEYS=on, PACE=calm; or EXPLORE=all: every state once; or PAIRS=100: a fleet that grows
 ifdef EXPLORE
 	@PYTHONPATH=tests $(BIN)/python -m explorer $(EXPLORE) $(if $(STATES),--states $(STATES)) $(if $(WRITE),--write)
 else
 	@PYTHONPATH=tests $(BIN)/python -m sim $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) \
 	  $(if $(HOURS),--hours $(HOURS)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(MOOD),--mood $(MOOD)) \
-	  $(if $(PROFILE),--profile $(PROFILE)) $(if $(ARBITER),--arbiter $(ARBITER)) $(if $(FLEET),--fleet $(FLEET)) \
+	  $(if $(PACE),--pace $(PACE)) $(if $(PROFILE),--profile $(PROFILE)) $(if $(ARBITER),--arbiter $(ARBITER)) $(if $(FLEET),--fleet $(FLEET)) \
 	  $(if $(KEYS),--keys $(KEYS)) \
 	  $(if $(PIRATES),--pirates $(PIRATES)) $(if $(EMQ),--emq $(EMQ)) \
 	  $(if $(PAIRS),--pairs $(PAIRS)) $(if $(PROCESSES),--processes $(PROCESSES)) $(if $(TRACE),--trace)

@@ -14,6 +14,7 @@ import pytest
 
 from bstar.star import StarMachine
 from bstar.star.cut_off import LONE_PATIENCE, PATIENCE, SETTLING
+from bstar.star.peer import PeerView
 from bstar.wire import native_broker
 from bstar_broker.core.endings import Endings
 from bstar_broker.core.records import Accepted
@@ -24,7 +25,7 @@ from sim.checks import Violation
 from sim.client import Load
 from sim.faults import Fault, Kind, Mood
 from sim.run import Outcome, Simulation, play, shrink
-from sim.setup import Setup, setup_of
+from sim.setup import Setup, calm_setup_of, setup_of
 from sim.worker import SimWorker
 
 pytestmark = pytest.mark.storm
@@ -113,6 +114,78 @@ def test_the_command_runs_seeds_and_says_how_fast(capsys: pytest.CaptureFixture[
     assert "2 runs" in said
     assert "simulated hours per second" in said
     assert "0 violations" in said
+
+
+# --- a calm pace --------------------------------------------------------------------------------------------
+
+
+def calm(seed: int, hours: float = 2.5) -> Setup:
+    """The first hours of a calm life that is longer."""
+    setup = calm_setup_of(seed)
+    faults = tuple(fault for fault in setup.faults if fault.at < 3_600 * hours)
+    return msgspec.structs.replace(setup, storm_s=3_600 * hours, faults=faults)
+
+
+@pytest.mark.parametrize("seed", [1, 5, 9])
+def test_no_invariant_breaks_in_hours_with_a_fault_now_and_then(seed: int) -> None:
+    setup = calm(seed)
+    outcome = play(setup)
+
+    assert outcome.violation is None, f"{outcome.violation}\nrepeat: make sim PACE=calm SEED={seed}"
+    assert 0 < outcome.counts["faults"] < 100, "that is no calm life"
+    assert outcome.counts["call answered"] > 20, "a run without traffic proves nothing"
+    assert outcome.events < 120_000 * outcome.simulated_s / 3_600
+
+
+def quiet_life() -> Simulation:
+    """A pair without a fault, a while after its beginning."""
+    setup = msgspec.structs.replace(
+        NATIVE, profile="guide", slowness=3.0, calls_per_s=1 / 30, storm_s=7_200.0
+    )
+    simulation = Simulation(setup)
+    simulation.start()
+    simulation.run_for(600.0)
+    assert simulation.checks.serving() == [simulation.primary]
+    return simulation
+
+
+def test_a_build_that_remembers_something_for_ever_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    remembered: list[bytes] = []
+    hear = PeerView.hear
+
+    def hear_and_keep(self: PeerView, now: float) -> None:
+        remembered.append(b"%f" % now)
+        vars(self)["remembered"] = remembered
+        hear(self, now)
+
+    monkeypatch.setattr(PeerView, "hear", hear_and_keep)
+    setup = msgspec.structs.replace(calm(3), faults=(), storm_s=4 * 3_600.0)
+    outcome = play(setup)
+    assert outcome.rule == "m", outcome.violation
+    assert "objects" in str(outcome.violation)
+
+
+def test_a_timer_that_drifts_is_caught() -> None:
+    simulation = quiet_life()
+    assert simulation.life is not None
+    simulation.life.look()
+    simulation.primary.node.machine.publisher.published_at -= 60.0
+    with pytest.raises(Violation, match=r"\(m\).*has not said how it stands"):
+        simulation.life.look()
+
+
+def test_a_role_that_moves_long_after_the_last_fault_is_caught() -> None:
+    simulation = quiet_life()
+    with pytest.raises(Violation, match=r"\(g\).*although nothing had failed"):
+        simulation.primary.handover()
+
+
+def test_a_call_that_fails_long_after_the_last_fault_is_caught() -> None:
+    simulation = quiet_life()
+    for worker in simulation.workers.values():
+        worker.die()
+    with pytest.raises(Violation, match=r"\(f\).*although nothing had failed for long"):
+        simulation.run_for(1_200.0)
 
 
 # --- an operator promotes a lone backup ---------------------------------------------------------------------

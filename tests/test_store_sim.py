@@ -61,7 +61,7 @@ def test_damage_beside_a_whole_copy_loses_nothing_and_needs_no_operator(arbiter:
 
 
 def test_damage_of_one_node_at_a_time_needs_no_operator() -> None:
-    """Whichever node serves, and frozen or not. A copy that is rebuilt needs the peer's until it is in sync."""
+    """Whichever node serves, and frozen or not. A copy that is rebuilt is damaged until it is in sync."""
     counts: Counter[str] = Counter()
     for seed in range(31, 61):
         counts += _check(seed, ("crash and damage", "damage", "promote", "dual", "freeze"), "kept")

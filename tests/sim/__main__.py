@@ -16,7 +16,7 @@ from sim.checks import Violation
 from sim.faults import Mood
 from sim.growth import Growth
 from sim.run import play, shrink
-from sim.setup import Setup, setup_of
+from sim.setup import Setup, calm_setup_of, setup_of
 
 RUNS = 200
 PAIRS_MAX = 1_000
@@ -40,6 +40,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, help=f"how many seeds (default {RUNS})")
     parser.add_argument("--hours", type=float, help="simulated hours, not seeds; goes on where it was ended")
     parser.add_argument("--faults", help="with one seed: only these of its faults, as numbers 0,3,4; or none")
+    parser.add_argument(
+        "--pace",
+        choices=["dense", "calm"],
+        default="dense",
+        help="calm: hours of a pair's life with a fault now and then (default: dense)",
+    )
     parser.add_argument("--mood", choices=[mood.value for mood in Mood], help="this kind of faults only")
     parser.add_argument("--profile", choices=list(PROFILES), help="this timing only")
     parser.add_argument(
@@ -74,9 +80,12 @@ def _setup(seed: int, options: argparse.Namespace) -> Setup:
     def of(answer: str | None) -> bool | None:
         return {"yes": True, "on": True, "no": False, "off": False}.get(answer or "")
 
+    mood = None if options.mood is None else Mood(options.mood)
+    if options.pace == "calm":
+        return calm_setup_of(seed, mood=mood, arbiter=of(options.arbiter), keys=of(options.keys))
     return setup_of(
         seed,
-        mood=None if options.mood is None else Mood(options.mood),
+        mood=mood,
         profile=options.profile,
         arbiter=of(options.arbiter),
         fleet=of(options.fleet),
@@ -95,9 +104,10 @@ def _play(seed: int, options: argparse.Namespace) -> Result:
 def command(setup: Setup, faults: tuple[int, ...] | None, options: argparse.Namespace) -> str:
     """What repeats this run."""
     words = [f"make sim SEED={setup.seed}"]
-    names = ("mood", "profile", "arbiter", "fleet", "keys", "pirates", "emq")
+    names = ("pace", "mood", "profile", "arbiter", "fleet", "keys", "pirates", "emq")
     chosen = {name: getattr(options, name) for name in names}
-    words += [f"{name.upper()}={value}" for name, value in chosen.items() if value not in {None, "some"}]
+    defaults = {None, "some", "dense"}
+    words += [f"{name.upper()}={value}" for name, value in chosen.items() if value not in defaults]
     if faults is not None:
         words.append(f"FAULTS={','.join(map(str, faults)) or 'none'}")
     return " ".join(words)

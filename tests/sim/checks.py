@@ -59,6 +59,7 @@ class Checks:
         self.nodes: Sequence[SimNode] = ()
         self.clients: Sequence[SimClient | SimEmqClient] = ()
         self.has_arbiter = False
+        self.is_calm = False
         self.is_fenced = True  # do all workers speak the native dialect?
         self.counts: Counter[str] = Counter()
         self.dual_s_max = 0.0  # of all overlaps, with the peer link sound or not
@@ -109,6 +110,10 @@ class Checks:
         for violation in violations:
             self._fail(violation.rule, violation.text)
 
+    def fail(self, rule: str, text: str) -> None:
+        """Raise Violation."""
+        self._fail(rule, text)
+
     def _fail(self, rule: str, text: str) -> None:
         self.world.note(f"VIOLATION ({rule}) {text}")
         raise Violation(rule, f"at {self.world.now:.3f} s: {text}")
@@ -128,11 +133,20 @@ class Checks:
                 self._fail("h", f"{node.name} became active in epoch {epoch} although its pair was spared")
         if self.settled is not None:
             self._fail("f", f"{node.name} became active in epoch {epoch} long after the faults were over")
+        if self.is_calm and any(other is not node for other in self.serving()) and self._is_quiet():
+            self._fail("g", f"{node.name} took the role in epoch {epoch} although nothing had failed")
         self._check_alone(node, "became active")
         if self._last == (node, node.runs):
             self._check_kept(node)
         self._last, self._stopped_at = (node, node.runs), None
         self._kept.clear()
+
+    def _is_quiet(self) -> bool:
+        """Whether the pair has recovered from the last fault."""
+        now = self.world.now
+        return now > self.begins_until and not any(
+            since <= now <= until + self.recovery_s for since, until in self.troubles
+        )
 
     # --- (l): a stall without a takeover --------------------------------------------------------------------
 
@@ -160,6 +174,8 @@ class Checks:
         has_stopped = node.is_alive and not node.node.is_active
         if has_stopped and self._stopped_at is None and self._last == (node, node.runs):
             self._stopped_at = node.clock()
+        if has_stopped and self.is_calm and node.name in self._serving_since and self._is_quiet():
+            self._fail("g", f"{node.name} gave the role up although nothing had failed")
         for each in self.nodes:
             if each.is_serving:
                 self._serving_since.setdefault(each.name, self.world.now)
@@ -424,7 +440,14 @@ class Checks:
 
     def _check_liveness(self, issued: Issued, error: BstarError) -> None:
         due_from = self.answers_due_from
-        if due_from is None or isinstance(error, ClosedError):
+        if isinstance(error, ClosedError):
+            return
+        if due_from is None:
+            # A pipe that was full may have cost a client of a calm pair what it waits for.
+            is_deprived = issued.submitted_at <= self._deprived_at.get(issued.client, -1.0)
+            is_beginning = issued.submitted_at < self.begins_until
+            if self.is_calm and not (is_deprived or is_beginning or self._is_explained(issued)):
+                self._fail("f", f"{issued.token} failed although nothing had failed for long: {error}")
             return
         if issued.submitted_at <= self._deprived_at.get(issued.client, -1.0):
             return

@@ -103,6 +103,7 @@ class SimClient(LinkOwner):
         # Of each pair, how many calls of this run have not ended.
         self._open = [0] * len(watchers)
         self._numbers = 0
+        self._asking = 0  # loads before this one are void
         self._messages: deque[tuple[int, Frames]] = deque()
         self._changes: deque[tuple[int, bool]] = deque()
 
@@ -153,12 +154,19 @@ class SimClient(LinkOwner):
 
     # --- calls --------------------------------------------------------------------------------------------
 
+    def ask_for(self, load: Load) -> None:
+        """Ask for this from now on."""
+        self.load = load
+        self._asking += 1
+        if self.is_alive:
+            self._ask_later()
+
     def _ask_later(self) -> None:
         pause_s = self.rng.expovariate(self.load.calls_per_s / _CALLS_AT_ONCE)
-        self.world.after(pause_s, partial(self._ask, self.runs))
+        self.world.after(pause_s, partial(self._ask, self.runs, self._asking))
 
-    def _ask(self, run: int) -> None:
-        if run != self.runs or not self.is_alive:
+    def _ask(self, run: int, asking: int) -> None:
+        if run != self.runs or asking != self._asking or not self.is_alive:
             return
         self._ask_later()
         if self.is_frozen or (not self._is_fleet and self._is_full(0)):

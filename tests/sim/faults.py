@@ -163,15 +163,9 @@ def plan(
                 )
             )
             amount = rng.random()
-        if kind is Kind.WORKER_SLOW:
-            amount = rng.choice((5.0, 30.0, 200.0))
-        elif kind is Kind.PEER_JITTER and mood is not Mood.QUIET:
-            amount *= timeout_s * 0.4
-        elif kind is Kind.JUMP:
-            amount = duration_s
-            if arbiter is not None:
-                # A jump that the loop cannot notice ends a ballot early, and no voter can know of it.
-                amount = duration_s = max(duration_s, 2 * heartbeat_s)
+        duration_s, amount = _shape(
+            rng, kind, mood, duration_s, amount, timeout_s, heartbeat_s, has_arbiter=arbiter is not None
+        )
         target = _target(rng, kind, nodes, arbiter, workers, clients)
         faults.append(Fault(round(at, 6), kind, target, round(min(duration_s, until - at + 0.5), 6), amount))
         # Faults come in bursts: what a pair cannot stand is rarely a single one.
@@ -181,6 +175,69 @@ def plan(
         at = round(rng.uniform(2.0, max(2.0, until - 20 * timeout_s)), 6)
         duration_s = round(min(rng.uniform(12, 60) * timeout_s, until - at + 0.5), 6)
         faults.append(Fault(at, Kind.CLIENTS_CUT, rng.choice(nodes), duration_s))
+    return faults
+
+
+def _shape(
+    rng: random.Random,
+    kind: Kind,
+    mood: Mood,
+    duration_s: float,
+    amount: float,
+    timeout_s: float,
+    heartbeat_s: float,
+    *,
+    has_arbiter: bool,
+) -> tuple[float, float]:
+    """Duration and amount, as this kind takes them; ``amount`` is from 0 to 1."""
+    if kind is Kind.WORKER_SLOW:
+        amount = rng.choice((5.0, 30.0, 200.0))
+    elif kind is Kind.PEER_JITTER and mood is not Mood.QUIET:
+        amount *= timeout_s * 0.4
+    elif kind is Kind.JUMP:
+        # A jump that the loop cannot notice ends a ballot early, and no voter can know of it.
+        amount = duration_s = max(duration_s, 2 * heartbeat_s) if has_arbiter else duration_s
+    return duration_s, amount
+
+
+# Of the faults of a calm run, those that another one follows at once.
+_FOLLOWED_SHARE = 0.2
+
+
+def calm_plan(
+    rng: random.Random,
+    mood: Mood,
+    *,
+    until: float,
+    gap_s: float,
+    timeout_s: float,
+    heartbeat_s: float,
+    nodes: tuple[str, str],
+    arbiter: str | None,
+    workers: list[str],
+    clients: list[str],
+) -> list[Fault]:
+    """What befalls one pair in the field: a fault every ``gap_s`` seconds on the average, which lasts for
+    moments, minutes or hours. Otherwise as ``plan``.
+    """
+    assert mood is not Mood.QUIET
+    kinds = KINDS[mood] | (ARBITER_KINDS[mood] if arbiter is not None else {})
+    if mood in (Mood.LINKS, Mood.STORM):
+        kinds = kinds | {Kind.CLIENTS_CUT: 3}
+    names, weights = list(kinds), list(kinds.values())
+    faults: list[Fault] = []
+    at = rng.expovariate(1 / gap_s)
+    while at < until:
+        kind = rng.choices(names, weights)[0]
+        moments_s = timeout_s * rng.choice((rng.uniform(0.1, 1.5), rng.uniform(1.0, 20.0)))
+        durations = (moments_s, rng.uniform(60, 1_800), rng.uniform(3_600, 14_400))
+        duration_s = rng.choices(durations, (70, 25, 5))[0] if kind is not Kind.JUMP else moments_s
+        duration_s, amount = _shape(
+            rng, kind, mood, duration_s, rng.random(), timeout_s, heartbeat_s, has_arbiter=arbiter is not None
+        )
+        target = _target(rng, kind, nodes, arbiter, workers, clients)
+        faults.append(Fault(round(at, 6), kind, target, round(min(duration_s, until - at + 0.5), 6), amount))
+        at += rng.expovariate(1 / timeout_s if rng.random() < _FOLLOWED_SHARE else 1 / gap_s)
     return faults
 
 
@@ -204,8 +261,11 @@ def lies(
     timeout_s: float,
     nodes: Sequence[str],
     workers: Sequence[str],
+    pace: float = 1.0,
 ) -> list[Fault]:
-    """Who claims epochs that nobody took, and when; ``amount`` chooses one of LIES."""
+    """Who claims epochs that nobody took, and when; ``amount`` chooses one of LIES. ``pace`` multiplies the
+    time between two lies.
+    """
     faults: list[Fault] = []
     if rng.random() >= _LIE_SHARE:
         return faults
@@ -215,7 +275,7 @@ def lies(
         target = rng.choice(workers) if kind is Kind.LIE_WORKER else rng.choice(nodes)
         duration_s = min(timeout_s * rng.choice((0.1, 1.0, 5.0)), until - at)
         faults.append(Fault(round(at, 6), kind, target, round(duration_s, 6), rng.random()))
-        at += rng.uniform(2, 40) * timeout_s
+        at += pace * rng.uniform(2, 40) * timeout_s
     return faults
 
 
@@ -227,9 +287,11 @@ def attacks(
     timeout_s: float,
     nodes: Sequence[str],
     owners: Sequence[str],
+    pace: float = 1.0,
 ) -> list[Fault]:
     """What befalls a run with keys: attacks on ``nodes``, in any mood, since nothing may follow from them;
-    otherwise withdrawn keys of ``owners`` as well. ``amount`` chooses the attacker.
+    otherwise withdrawn keys of ``owners`` as well. ``amount`` chooses the attacker. ``pace`` multiplies the
+    time between two.
     """
     faults: list[Fault] = []
     at = 2.0 + rng.random()
@@ -241,7 +303,7 @@ def attacks(
             kind, target = Kind.KEY_WITHDRAWN, rng.choice(owners)
             duration_s = min(rng.uniform(0.5, 6.0), until - at + 0.5)
         faults.append(Fault(round(at, 6), kind, target, round(duration_s, 6), rng.random()))
-        at += rng.uniform(1, 15) * timeout_s
+        at += pace * rng.uniform(1, 15) * timeout_s
     return faults
 
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from bstar.settings.timing import Timing, timing_of
+from bstar.settings.timing import Timing
 from bstar_client.core.worker.session import WorkerCore
 from sim.attacker import Attacker
 from sim.checks import Checks, Violation
@@ -22,6 +22,7 @@ from sim.guard import Guard
 from sim.injection import Injection, Startable
 from sim.key_faults import KeyFaults
 from sim.keys import KeyList, user_of
+from sim.life import LOOK_S, Life
 from sim.network import Link, LinkOwner, Paths
 from sim.node import SimNode
 from sim.pair import SimPair
@@ -30,6 +31,7 @@ from sim.worker import SimWorker
 from sim.world import World
 
 TICK_S = 0.5
+CALM_TICK_S = 10.0
 # What workers offer and clients ask for where there is one pair.
 SERVICE = "work"
 
@@ -67,7 +69,7 @@ class Simulation:
         worker_core: type[WorkerCore] = WorkerCore,
     ) -> None:
         self.setup = setup
-        self.timing: Timing = timing_of(setup.profile)
+        self.timing: Timing = setup.timing
         self.world = World(setup.seed, keep_trace=keep_trace)
         self.paths = Paths(self.world, setup.delay_s, setup.jitter_s)
         fleet = None if setup.fleet is None else setup.fleet.fleet
@@ -152,7 +154,9 @@ class Simulation:
             if setup.fleet is not None:
                 pair.checks.services = {worker.service.encode() for worker in of_pair}
                 pair.checks.is_struck = pair.name in setup.fleet.struck
+            pair.checks.is_calm = setup.is_calm
         self.attackers = self._begin_keys(setup)
+        self.life = Life(self.world, self._processes, first.checks.fail) if setup.is_calm else None
         self._injection = Injection(
             self.world, setup.mood, self.timing, self.paths, self.pairs, self.workers, self.clients
         )
@@ -209,15 +213,29 @@ class Simulation:
         for pair in self.pairs.values():
             pair.checks.tick()
         if not self._injection.is_over:
-            self.world.after(TICK_S, self._tick)
+            self.world.after(CALM_TICK_S if self.setup.is_calm else TICK_S, self._tick)
+
+    def _look(self) -> None:
+        assert self.life is not None
+        self.life.look()
+        if not self._injection.is_over:
+            self.world.after(LOOK_S, self._look)
 
     def run(self) -> None:
         """The storm, then the calm."""
         self.start()
         for fault in self.setup.faults:
             self.inject(fault)
+        if self.life is not None:
+            self.world.after(LOOK_S, self._look)
         self.run_for(self.setup.storm_s)
         self.calm_down()
+        if self.setup.is_calm:
+            # As much as in a dense run: without requests no passive node takes over.
+            busy = msgspec.structs.replace(self.load, calls_per_s=0.6 / self.timing.failover_timeout_s)
+            for client in self.clients.values():
+                assert isinstance(client, SimClient)
+                client.ask_for(busy)
         self.finish()
 
     def inject(self, fault: Fault) -> None:
@@ -257,6 +275,8 @@ class Simulation:
         self._injection.is_over = True
         for pair in pairs:
             pair.checks.check_empty()
+        if self.life is not None:
+            self.life.look()
 
     def calm_down(self) -> None:
         """End every fault, start what is dead."""

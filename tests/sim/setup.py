@@ -9,10 +9,10 @@ from collections import Counter
 import msgspec
 
 from bstar.fleet import Fleet, Pair
-from bstar.settings.timing import ProfileName, timing_of
+from bstar.settings.timing import ProfileName, Timing, timing_of
 from bstar.star.settings import OnDualActive
 from sim.dialects import Dialect
-from sim.faults import Fault, Mood, attacks, lies, plan
+from sim.faults import Fault, Mood, attacks, calm_plan, lies, plan
 
 STORM_TIMEOUTS = 220
 # Of all runs, those in which pairs have an arbiter, those of the profile auto, those with several pairs, and
@@ -66,6 +66,28 @@ class Setup(msgspec.Struct, frozen=True):
     fleet: FleetSetup | None = None
     has_keys: bool = False
     has_store: bool = False
+    # A calm run: all times between processes are so many times those of the profile. 0: a dense run.
+    slowness: float = 0.0
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether it is hours of a pair's life, with a fault now and then."""
+        return self.slowness > 0.0
+
+    @property
+    def timing(self) -> Timing:
+        """The profile's, or slower: messages between nodes, and between nodes and workers. Published workers
+        are what they are.
+        """
+        timing = timing_of(self.profile)
+        names = [
+            "heartbeat_interval_s", "failover_timeout_s", "failover_timeout_max_s",
+            "worker_heartbeat_interval_s",
+        ]  # fmt: skip
+        if all(dialect == "native" for _, dialect, *_ in self.workers):
+            names.append("mdp_heartbeat_interval_s")
+        times = self.slowness or 1.0
+        return msgspec.structs.replace(timing, **{name: times * getattr(timing, name) for name in names})
 
     @property
     def is_plain(self) -> bool:
@@ -93,6 +115,8 @@ class Setup(msgspec.Struct, frozen=True):
             *(f"{FRONTS[front]} among them" for front in self.fronts),
             *(["a durable store"] if self.has_store else []),
         ]
+        if self.is_calm:
+            words.append(f"{self.slowness:g} times slower, {self.storm_s / 3600:g} hours")
         if self.fleet is not None:
             services = len(set(self.fleet.services))
             words.append(f"{len(self.fleet.pairs)} pairs with {services} services")
@@ -203,6 +227,66 @@ def setup_of(
     return msgspec.structs.replace(setup, has_store=has_store if store is None else store)
 
 
+# A calm run: how long it is, how far apart its faults are, and how often its clients ask.
+CALM_HOURS = (6.0, 12.0, 24.0, 48.0)
+CALM_GAPS_S = (600.0, 1_800.0, 7_200.0)
+CALM_CALLS_PER_S = (1 / 300, 1 / 100, 1 / 30)
+# The slower, the fewer messages an hour has. A worker's expiry must stay below ``request_ttl_s``.
+CALM_SLOWNESS = (3.0, 5.0, 7.0)
+# Lies and attacks are so many times farther apart.
+CALM_PACE = 100.0
+
+
+def calm_setup_of(
+    seed: int, *, mood: Mood | None = None, arbiter: bool | None = None, keys: bool | None = None
+) -> Setup:
+    """Hours of one pair's life: one or two workers and clients, and a fault now and then."""
+    rng = random.Random(f"{seed}/calm")
+    drawn_mood = rng.choice((Mood.PROCESSES, Mood.LINKS, Mood.STORM))
+    mood = drawn_mood if mood in (None, Mood.QUIET) else mood
+    profile: ProfileName = rng.choice(("guide", "wan"))
+    setup = setup_of(
+        seed, mood=mood, profile=profile, arbiter=arbiter, fleet=False, keys=False, pirates=False, emq=False
+    )
+    setup = msgspec.structs.replace(
+        setup,
+        slowness=rng.choice(CALM_SLOWNESS),
+        storm_s=3600 * rng.choice(CALM_HOURS),
+        workers=setup.workers[: rng.randint(1, 2)],
+        clients=setup.clients[: rng.randint(1, 2)],
+    )
+    timing, until = setup.timing, setup.storm_s
+    workers = [worker[0] for worker in setup.workers]
+    faults = calm_plan(
+        rng,
+        mood,
+        until=until,
+        gap_s=rng.choice(CALM_GAPS_S),
+        timeout_s=timing.failover_timeout_s,
+        heartbeat_s=timing.heartbeat_interval_s,
+        nodes=names_of("")[:2],
+        arbiter=names_of("")[2] if setup.has_arbiter else None,
+        workers=workers,
+        clients=[client[0] for client in setup.clients],
+    )
+    faults += lies(
+        rng,
+        mood,
+        until=until,
+        timeout_s=timing.failover_timeout_s,
+        nodes=names_of("")[:2],
+        workers=workers,
+        pace=CALM_PACE,
+    )
+    setup = msgspec.structs.replace(
+        setup,
+        calls_per_s=rng.choice(CALM_CALLS_PER_S),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
+    )
+    has_keys = rng.random() < KEYS_SHARE
+    return _with_keys(setup, rng) if (has_keys if keys is None else keys) else setup
+
+
 def _with_front(dialect: Dialect, setup: Setup, rng: random.Random) -> Setup:
     """The same; one worker or more and one client or more come through this front."""
     # Workers with credit 1 and slow handlers would let calls wait for nothing but their turn.
@@ -235,7 +319,8 @@ def _with_keys(setup: Setup, rng: random.Random) -> Setup:
         rng,
         setup.mood,
         until=setup.storm_s,
-        timeout_s=timing_of(setup.profile).failover_timeout_s,
+        timeout_s=setup.timing.failover_timeout_s,
+        pace=CALM_PACE if setup.is_calm else 1.0,
         nodes=[node for pair in pairs for node in names_of(pair)[:2]],
         owners=owners,
     )

@@ -42,6 +42,11 @@ class World:
         self._count += 1
         heappush(self._heap, (when, self._count, action))
 
+    @property
+    def waiting(self) -> int:
+        """How many events are to come."""
+        return len(self._heap)
+
     def after(self, delay_s: float, action: Action) -> None:
         """Do this later."""
         self.at(self.now + delay_s, action)
