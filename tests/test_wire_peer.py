@@ -38,6 +38,10 @@ def test_the_published_message_of_one_frame_is_read_and_said(octet: bytes, state
     assert peer.encode(PeerState(state)) == [octet]
 
 
+def test_a_message_has_the_fields_of_its_json_object_in_their_order() -> None:
+    assert PeerState.__struct_fields__ == ("state", *peer._Detail.__struct_fields__)
+
+
 def test_our_message_is_as_documented() -> None:
     assert peer.encode(STATE) == [b"\x42\x53\x54\x50\x30\x31", b"\x34", DETAIL]
     assert peer.decode([b"BSTP01", b"4", DETAIL]) == STATE

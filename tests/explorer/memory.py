@@ -124,11 +124,15 @@ _DECIDES_NOTHING = frozenset(
         "_failover_timeout_s",
         "peer.detector",
         "peer.pace",
+        "peer._published_pace",
+        "peer._native_pace",
+        "peer._adaptive_pace",
         "peer._is_peer_adaptive",
         "peer._is_published",
         "peer._silent_since",
         "peer._settings",
         "peer.fronts_apart",  # a text for people
+        "peer._fronts",
         "peer._is_published_awaited",
         "peer._rival",  # nor a third node
         "peer.heard_at",  # for reports; the silence is counted from peer.expires_at

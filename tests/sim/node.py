@@ -578,6 +578,13 @@ class SimNode(Process):
     # --- what goes out ------------------------------------------------------------------------------------
 
     def _do(self, outputs: Sequence[Output]) -> None:
+        if outputs:
+            self._carry_out(outputs)
+        if self.node.machine.serve_until != self._leased_until:
+            self._leased_until = self.node.machine.serve_until
+            self._watcher.node_leased(self)
+
+    def _carry_out(self, outputs: Sequence[Output]) -> None:
         """BrokerServer._carry_out: what follows from a message that cannot be sent comes first."""
         pending = deque(outputs)
         while pending:
@@ -599,9 +606,6 @@ class SimNode(Process):
                 self.arbiter_link.ask(output.question)
             else:
                 self._note(output)
-        if self.node.machine.serve_until != self._leased_until:
-            self._leased_until = self.node.machine.serve_until
-            self._watcher.node_leased(self)
 
     def _send(self, message: Send) -> list[Output]:
         """Put it into the pipe of its connection; what the node says if there is none, or no room."""

@@ -46,6 +46,8 @@ from bstar.wire.peer import PeerState
 # In ERROR a node only counts the requests that it refuses and tells the operator why.
 _HEARD_IN_ERROR = frozenset({rules.Vote, rules.Handover, rules.Promotion})
 
+_NO_FACTS = Facts()
+
 _PEER_EVENTS = {
     State.PRIMARY: Event.PEER_PRIMARY,
     State.BACKUP: Event.PEER_BACKUP,
@@ -367,7 +369,9 @@ class StarMachine:
             return []
         if not is_peer_fresh or message.state != State.ACTIVE:
             peer.dual_since = None
-        outputs = self._fire(_PEER_EVENTS[State(message.state)], self._facts(now, message), now)
+        event = _PEER_EVENTS[State(message.state)]
+        facts = self._facts(now, message) if rules.asks_facts(self.state, event) else _NO_FACTS
+        outputs = self._fire(event, facts, now)
         if self.is_active and message.state == State.ACTIVE:
             if peer.dual_since is None:
                 peer.dual_since = now
@@ -382,6 +386,8 @@ class StarMachine:
         """The passive peer says that clients do not reach this node."""
         if not self.is_active:
             return []
+        if not message.cut_off:
+            return [*self.cut_off.heed(Evidence(), "", now)]
         facts = self._facts(now, message)
         why_not = "" if facts.peer_ready else self.peer.why_not_ready(now)
         if self.pause.is_on(now):

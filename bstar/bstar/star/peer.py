@@ -215,6 +215,7 @@ class PeerView:
         self.is_gone = False
         self.has_left = False
         self.fronts_apart = ""
+        self._fronts: str | None = None  # what the peer said of its fronts last
         self.dual_since: float | None = None
         self.runs = PeerRuns()
         self.strangers = Strangers()
@@ -225,6 +226,8 @@ class PeerView:
         # What is known of the peer before it speaks is what this node's own configuration says.
         self._is_published = False
         self._is_peer_adaptive = True
+        self._published_pace, self._native_pace = paces_of(settings)
+        self._adaptive_pace = self._native_pace
         self.pace = self._pace()
         # A primary waits one expiry before a lone start: an active backup must have had the time to speak up.
         self.expires_at = now + self.pace.silence_s
@@ -240,16 +243,16 @@ class PeerView:
         return self.detector.silence_ms / 1000
 
     def _pace(self) -> Pace:
-        published, native = paces_of(self._settings)
         if self._is_published:
-            return published
+            return self._published_pace
         if self.detector is None or not self._is_peer_adaptive:
-            return native
-        return Pace(
-            heartbeat_interval_s=native.heartbeat_interval_s,
-            silence_s=self.detector.silence_ms / 1000,
-            absence_s=self.detector.absence_ms / 1000,
-        )
+            return self._native_pace
+        pace = self._adaptive_pace
+        silence_s, absence_s = self.detector.silence_ms / 1000, self.detector.absence_ms / 1000
+        if silence_s != pace.silence_s or absence_s != pace.absence_s:
+            pace = msgspec.structs.replace(pace, silence_s=silence_s, absence_s=absence_s)
+            self._adaptive_pace = pace
+        return pace
 
     # --- its silence ----------------------------------------------------------------------------------------
 
@@ -289,7 +292,7 @@ class PeerView:
         """A published server has subscribed. It may be the peer, which speaks once a second."""
         if self.heard_at is None and not self._is_published_awaited:
             self._is_published_awaited = True
-            self.expires_at = max(self.expires_at, now + paces_of(self._settings)[False].silence_s)
+            self.expires_at = max(self.expires_at, now + self._published_pace.silence_s)
 
     def lose(self, now: float) -> list[PeerLost]:
         """The peer has fallen silent."""
@@ -376,8 +379,10 @@ class PeerView:
     def refresh(self, message: PeerState, now: float) -> list[PeerSeen]:
         """The message is a sign of life."""
         self.state = State(message.state)
-        names = message.fronts[:_FRONTS_CHARS_MAX].split(",")
-        self.fronts_apart = fronts_apart(self._settings, frozenset(filter(str.isalnum, names)))
+        if message.fronts != self._fronts:
+            self._fronts = message.fronts
+            names = message.fronts[:_FRONTS_CHARS_MAX].split(",")
+            self.fronts_apart = fronts_apart(self._settings, frozenset(filter(str.isalnum, names)))
         if self.detector is not None and message.timeout_max_ms and self._silent_since is not None:
             self.detector.observe(now - self._silent_since, now)
             self.pace = self._pace()

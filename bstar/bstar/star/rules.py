@@ -390,3 +390,13 @@ _RULES: tuple[Rule, ...] = (
 )
 
 RULES = _with_claims(_RULES)
+
+_FIRST: dict[tuple[State, Event], Rule] = {}
+for _rule in RULES:
+    _FIRST.setdefault((_rule.state, _rule.event), _rule)
+
+
+def asks_facts(state: State, event: Event) -> bool:
+    """False if the facts do not matter: there is no rule, or the first one always applies."""
+    rule = _FIRST.get((state, event))
+    return rule is not None and not rule.guard is rule.also is Guard.ALWAYS

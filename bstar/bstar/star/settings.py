@@ -3,6 +3,7 @@ A wrong value is an error that says what to choose. Only when the nodes hear eac
 they agree (``texts.mismatch``).
 """
 
+from functools import cached_property
 from typing import Literal, get_args
 
 import msgspec
@@ -15,7 +16,7 @@ OnDualActive = Literal["yield", "exit"]
 OnClientsCutOff = Literal["handover", "stay"]
 
 
-class StarSettings(msgspec.Struct, frozen=True, kw_only=True):
+class StarSettings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """How this node takes part in its pair. The two nodes differ in ``role`` and in nothing else.
 
     ``heartbeat_interval_s`` is the time between state messages (0.01 to 30). ``failover_timeout_s`` is the
@@ -67,22 +68,22 @@ class StarSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"on_clients_cut_off is {self.on_clients_cut_off!r}: choose 'handover' or 'stay'"
             )
 
-    @property
+    @cached_property
     def heartbeat_ms(self) -> int:
         """The heartbeat interval in state messages."""
         return round(self.heartbeat_interval_s * 1000)
 
-    @property
+    @cached_property
     def failover_timeout_ms(self) -> int:
         """The failover timeout in state messages: the fixed one, or the minimum."""
         return round(self.failover_timeout_s * 1000)
 
-    @property
+    @cached_property
     def failover_timeout_max_ms(self) -> int:
         """The maximum in state messages; the timeout itself if it is fixed."""
         return max(self.failover_timeout_ms, round(self.failover_timeout_max_s * 1000))
 
-    @property
+    @cached_property
     def is_adaptive(self) -> bool:
         """True if the nodes adapt the timeout."""
         return self.failover_timeout_max_ms > self.failover_timeout_ms

@@ -11,6 +11,7 @@ its topics (``bstar.pair.state_publisher``). Readers skip unknown keys, so a new
 Source: zguide chapter 4, Binary Star; BST-S-01, BST-R-02.
 """
 
+from operator import attrgetter
 from typing import Annotated, Literal
 
 import msgspec
@@ -121,6 +122,8 @@ class PeerState(msgspec.Struct, frozen=True, gc=False):
     lease_ms: int = 0
 
 
+# In the order of both: without ``state`` a message has the fields of its JSON object.
+_fields_of = attrgetter(*_Detail.__struct_fields__)
 _decode_detail = msgspec.json.Decoder(_Detail).decode
 _encode_detail = msgspec.json.Encoder().encode
 
@@ -130,8 +133,7 @@ def encode(message: PeerState) -> list[bytes]:
     code = CODES[message.state]
     if message.node is None:
         return [code]
-    fields = {name: getattr(message, name) for name in _Detail.__struct_fields__}
-    return [HEADER, code, _encode_detail(_Detail(**fields))]
+    return [HEADER, code, _encode_detail(_Detail(*_fields_of(message)))]
 
 
 def decode(frames: list[bytes]) -> PeerState:
@@ -162,4 +164,4 @@ def _decode_native(frames: list[bytes]) -> PeerState:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         # RecursionError: a few thousand brackets under an unknown key; skipped one inside the other.
         raise RemoteProtocolError("peer-detail", str(error)) from error
-    return PeerState(state, **{name: getattr(detail, name) for name in _Detail.__struct_fields__})
+    return PeerState(state, *_fields_of(detail))
