@@ -44,6 +44,7 @@ class Result(msgspec.Struct):
     simulated_s: float
     counts: dict[str, int]
     dual_s_max: float = 0.0
+    cpu_s: float = 0.0
 
 
 class State(msgspec.Struct):
@@ -54,6 +55,7 @@ class State(msgspec.Struct):
     runs: int = 0
     simulated_s: float = 0.0
     real_s: float = 0.0
+    cpu_s: float = 0.0
     counts: dict[str, int] = msgspec.field(default_factory=dict)
     dual_s_max: float = 0.0
     violations: list[tuple[int, str]] = msgspec.field(default_factory=list)
@@ -101,11 +103,12 @@ class Campaign:
         state = self.state
         whole = f" of {self._hours:g}" if self._hours is not None else ""
         speed = self.hours / state.real_s if state.real_s else 0.0
+        cost_s = state.cpu_s / self.hours if self.hours else 0.0
         calls = state.counts.get("calls", state.counts.get("acknowledged", 0))
         return (
             f"{state.runs} runs, {self.hours:.1f}{whole} simulated hours in {state.real_s:.0f} s "
-            f"({speed:.2f} simulated hours per second), {state.counts.get('faults', 0)} faults, "
-            f"{calls} calls, {len(state.violations)} violations"
+            f"({speed:.2f} simulated hours per second, {cost_s:.2f} CPU s an hour), "
+            f"{state.counts.get('faults', 0)} faults, {calls} calls, {len(state.violations)} violations"
         )
 
     def _report(self, seed: int, text: str) -> None:
@@ -130,7 +133,7 @@ class Campaign:
             try:
                 while True:
                     while len(futures) < _BATCH * self._processes and (seed := next(seeds, None)) is not None:
-                        futures.add(pool.submit(self._play, seed))
+                        futures.add(pool.submit(_timed, self._play, seed))
                     if not futures:
                         break
                     done, futures = wait(futures, return_when=FIRST_COMPLETED)
@@ -177,6 +180,7 @@ class Campaign:
             state.next_seed += 1
         state.runs += 1
         state.simulated_s += result.simulated_s
+        state.cpu_s += result.cpu_s
         state.dual_s_max = max(state.dual_s_max, result.dual_s_max)
         counts = Counter(state.counts)
         counts.update(result.counts)
@@ -198,6 +202,13 @@ def _digest(key: str) -> str:
         for path in sorted((_ROOT / folder).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _timed(play: Callable[[int], Result], seed: int) -> Result:
+    began_s = time.process_time()
+    result = play(seed)
+    result.cpu_s = time.process_time() - began_s
+    return result
 
 
 def _begin_process() -> None:
