@@ -61,6 +61,8 @@ def test_a_node_that_cannot_listen_says_so_and_goes_on(
 def test_a_node_of_a_unit_listens_in_its_runtime_folder_and_operators_find_it_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A node with the sample's names may run on this machine.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     settings = sample_settings("primary")
     usual = control.control_path(settings)
     monkeypatch.setattr(control, "RUNTIME_FOLDER", tmp_path / "run")

@@ -83,7 +83,7 @@ def test_an_operator_overrules_the_arbiter(tmp_path: Path, capsys: pytest.Captur
             pair.primary.activate()
             pair.primary.wait_for("counted out", lambda state: "force this copy" in trouble_of(state))
             force = ["store", "force", "--config", str(pair.primary.config_path)]
-            assert main(force) == exits.USAGE
+            assert main(force) == exits.FAILED
             assert "say --give-up-the-other" in capsys.readouterr().err
             assert main([*force, "--give-up-the-other"]) == exits.OK
             assert capsys.readouterr().out == "the primary of the pair tests leads the store\n"
