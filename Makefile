@@ -41,7 +41,7 @@ durable-demo: $(PROGRAM) ## submit durable requests, kill everything, start it a
 	@$(BIN)/bstar durable-demo
 
 # Its status is the audit's.
-pipeline-demo: $(SPARK) ## the demo with journals, and what the pipeline makes of them
+pipeline-demo: $(JAVA) $(SPARK) ## the demo with journals, and what the pipeline makes of them
 	@rm -rf $(PLAYED)
 	@mkdir -p $(PLAYED)
 	@$(BIN)/bstar demo --journal $(PLAYED)/journal

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bstar.errors import ConfigurationError
+from support.journals import Run, closed, write
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
-    from bstar_pipeline.commits import Part
+    from bstar_pipeline.commits import Part, Snapshot
+    from bstar_pipeline.inputs import Inputs
 
 pytestmark = pytest.mark.spark
 
@@ -170,3 +172,65 @@ def test_storage_that_only_spark_knows_keeps_the_same_promises(spark: SparkSessi
     assert found.files("runs") == []
     with found.locked():
         found.settle([])
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("when", ["listed", "opened"])
+def test_a_run_reads_files_that_their_writers_seal_meanwhile(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    from bstar_pipeline import commits, inputs, job
+
+    folder, root = tmp_path / "of a live pair", tmp_path / "tables"
+    primary, client = Run("primary"), Run("client")
+    primary.start()
+    client.start(source="client")
+    for number in range(3):
+        primary.request(100_000 * (1 + number), "c", number)
+        client.call(100_000 * (1 + number) + 100, "c", number)
+    for run in (primary, client):
+        closed(run, 1_000_000)
+        write(folder / run.name(suffix=".ndjson.open"), run.lines())
+    old = write(folder / Run("backup").name(suffix=".ndjson.gz"), primary.lines())
+
+    def seal() -> None:
+        """What writers do: one renames its file, one packs it, and one removes an old file."""
+        opened = folder / primary.name(suffix=".ndjson.open")
+        if opened.exists():
+            opened.rename(folder / primary.name())
+            write(folder / client.name(suffix=".ndjson.gz"), client.lines())
+            (folder / client.name(suffix=".ndjson.open")).unlink()
+            if when == "listed":
+                old.unlink()
+
+    class Live:
+        def __init__(self, inputs: Inputs) -> None:
+            self._inputs, self.files, self.unpacked = inputs, inputs.files, inputs.unpacked
+
+        def typed(self, files: list[str]) -> DataFrame:
+            if when == "listed":
+                seal()
+            rows = self._inputs.typed(files)
+            seal()
+            return rows
+
+    monkeypatch.setattr(job, "open_inputs", lambda *given: Live(inputs.open_inputs(*given)))
+    first = job.run(session, [str(folder)], str(root))
+    # A start, three requests and the end of each process, whatever was sealed.
+    assert (first.records, first.requests, first.findings.get("violated", 0)) == (10, 3, 0)
+    assert first.rejected == {}
+    again = job.run(session, [str(folder)], str(root))
+    assert (again.records, again.requests) == (10, 3)
+    third = job.run(session, [str(folder)], str(root))
+    assert third.read == 0
+    # The copies of open files went with the commit.
+    tables = commits.open_snapshot(commits.Folder(root), str(root))
+    assert not [path for path in commits.Folder(root).files(commits.RUNS) if "/open/" in path]
+    names = {Path(row.file).name for row in _read(session, tables, "bronze.records")}
+    assert names <= {primary.name(), client.name(suffix=".ndjson.gz"), old.name}
+
+
+def _read(session: SparkSession, tables: Snapshot, name: str) -> list[Row]:
+    from bstar_pipeline import store
+
+    return store.read(session, tables, name).collect()

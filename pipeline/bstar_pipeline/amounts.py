@@ -71,9 +71,8 @@ def of_journals(inputs: Sequence[str], root: str) -> Amount | None:
     from bstar_pipeline.local_journals import files_at
 
     octets = 0
-    for path in (file.place.path for file in files_at(inputs)):
-        size = Path(path).stat().st_size
-        octets += size * _PACKED if path.endswith(".gz") else size
+    for file in files_at(inputs):
+        octets += file.length * _PACKED if file.place.path.endswith(".gz") else file.length
     return Amount("journals", octets, min(_JOURNALS_MAX, octets_here() // _MEMORY_SHARE))
 
 

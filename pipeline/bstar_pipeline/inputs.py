@@ -5,7 +5,9 @@ local engine they are parsed here, by the parser of the records themselves.
 """
 
 import datetime as dt
+import secrets
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
@@ -31,18 +33,24 @@ class Inputs(Protocol):
         """The length of each by its path, as Spark spells it."""
 
     def typed(self, files: Sequence[str]) -> DataFrame:
-        """A row for each line of some of them, as ``bronze.typed`` says."""
+        """A row for each line of some of them, as ``bronze.typed`` says.
+
+        Raises an error of which ``journal_files.is_gone`` says so if a file is gone since it was listed.
+        """
 
     def unpacked(self, packed: Sequence[str]) -> DataFrame:
         """Those of some packed files (few) that can be unpacked to their end: ``file``."""
 
 
-def open_inputs(spark: SparkSession, paths: Sequence[str], since: dt.date | None = None) -> Inputs:
+def open_inputs(
+    spark: SparkSession, paths: Sequence[str], since: dt.date | None = None, folder: Path | None = None
+) -> Inputs:
     """The journals at ``paths``; with ``since`` without files that were closed before that day.
 
-    Raises ConfigurationError if a path has none.
+    Spark opens a file more than once, so it reads copies of open files, below ``folder``; without ``folder``
+    the files themselves. Raises ConfigurationError if a path has none.
     """
-    return _Local(spark, paths, since) if engine.is_local(spark) else _OnSpark(spark, paths, since)
+    return _Local(spark, paths, since) if engine.is_local(spark) else _OnSpark(spark, paths, since, folder)
 
 
 def listing(spark: SparkSession, files: Sequence[str]) -> DataFrame:
@@ -52,12 +60,21 @@ def listing(spark: SparkSession, files: Sequence[str]) -> DataFrame:
 
 
 class _OnSpark:
-    def __init__(self, spark: SparkSession, paths: Sequence[str], since: dt.date | None) -> None:
-        self._spark = spark
+    def __init__(
+        self, spark: SparkSession, paths: Sequence[str], since: dt.date | None, folder: Path | None
+    ) -> None:
+        self._spark, self._folder = spark, folder
         self.files = journal_files.lengths(spark, journal_files.find_files(spark, paths, since))
 
     def typed(self, files: Sequence[str]) -> DataFrame:
-        return bronze.typed(journal_files.lines_of(self._spark, files))
+        copies = {}
+        # Where the driver runs here, this process sees the files that it listed.
+        if self._folder is not None and hasattr(self._spark, "_jvm"):
+            copies = journal_files.copied(files, self._folder / secrets.token_hex(8))
+        lines = bronze.typed(journal_files.lines_of(self._spark, files, copies))
+        # Over Spark Connect only a question about the plan finds out that a file is gone.
+        _ = lines.columns
+        return lines
 
     def unpacked(self, packed: Sequence[str]) -> DataFrame:
         return journal_files.unpacked(self._spark, packed)

@@ -22,9 +22,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import StringType, StructField, StructType
@@ -43,6 +44,7 @@ from bstar_pipeline.gold.incidents import incidents
 from bstar_pipeline.gold.nodes import process_findings
 from bstar_pipeline.gold.objectives import budgets, objectives, sketches
 from bstar_pipeline.inputs import Inputs, open_inputs
+from bstar_pipeline.journal_files import OPEN, is_gone
 from bstar_pipeline.pair_rows import Row, Rows, collected, frame_of, together
 from bstar_pipeline.schema import RECORDS, REJECTED, table_schema
 from bstar_pipeline.slo import Objectives
@@ -57,8 +59,9 @@ _MARGIN = dt.timedelta(hours=1)
 _CONTEXT = dt.timedelta(days=2)
 # The topics of records that are of single requests.
 _OF_REQUESTS = ("requests", "calls", "executions")
-_OPEN = ".open"
 _BRONZE = ("bronze.records", "bronze.rejected", "bronze.files")
+# Between a listing and the opening files go every few minutes at most.
+_LISTINGS_MAX = 3
 # Every executor gets this many digests of requests.
 _REPEATED_MAX = 500_000
 # Of two machines each whose clocks are compared.
@@ -104,6 +107,14 @@ class Summary:
         if not self.requests:
             return "empty"
         return "unproven" if self.findings.get("unproven") else "passed"
+
+
+class _Came(NamedTuple):
+    """Journals, which of them are new, and the rows of those."""
+
+    journals: Inputs
+    new: Sequence[str]
+    typed: DataFrame | None
 
 
 @dataclass(slots=True)
@@ -188,17 +199,36 @@ def run(
     with store.writing(spark, root) as writer:
         job = _Job(spark, writer, progress)
         job.tell(f"reading journals at {', '.join(inputs)}")
-        journals = open_inputs(spark, inputs, since)
-        new = [path for path, length in journals.files.items() if writer.before.read.get(path) != length]
-        if new or any(since is None or day >= since for day, _ in writer.before.unmade):
-            records = _bronze(job, inputs, journals, new, since)
+        came = _found(job, inputs, since)
+        if came.new or any(since is None or day >= since for day, _ in writer.before.unmade):
+            records = _bronze(job, inputs, came, since)
             counted, small = _tables(job, records, slo, clock_error_us) if job.scope else ({}, [])
             made = _made(job, counted, small)
             job.tell("committing")
-            done = writer.commit(made, {**writer.before.read, **journals.files}, job.unmade)
+            done = writer.commit(made, {**writer.before.read, **came.journals.files}, job.unmade)
         else:
             done = writer.before
-    return _summary(job, done, since, len(new))
+    return _summary(job, done, since, len(came.new))
+
+
+def _found(job: _Job, inputs: Sequence[str], since: dt.date | None) -> _Came:
+    """What is new in the journals; they are listed anew if a file goes between the listing and the opening.
+
+    Writers seal open files and remove old ones meanwhile.
+    """
+    before, root = job.writer.before.read, commits.folder_named(job.writer.root)
+    folder = None if root is None else root / commits.folder_of(job.writer.run) / "open"
+    attempt = 1
+    while True:
+        try:
+            journals = open_inputs(job.spark, inputs, since, folder)
+            new = [path for path, length in journals.files.items() if before.get(path) != length]
+            return _Came(journals, new, journals.typed(new) if new else None)
+        except (AnalysisException, FileNotFoundError) as error:
+            if attempt == _LISTINGS_MAX or not is_gone(error):
+                raise
+        attempt += 1
+        job.tell("listing the journals anew: a file was sealed or removed meanwhile")
 
 
 def _tables(
@@ -306,22 +336,21 @@ def _summary(job: _Job, manifest: Manifest, since: dt.date | None, read: int) ->
     )
 
 
-def _bronze(
-    job: _Job, inputs: Sequence[str], journals: Inputs, new: Sequence[str], since: dt.date | None
-) -> DataFrame:
+def _bronze(job: _Job, inputs: Sequence[str], found: _Came, since: dt.date | None) -> DataFrame:
     """Write the first layer; returns the records of the scope, which it sets."""
     before, writer = job.writer.before, job.writer
+    journals, new, typed = found
     # What a file that was open had goes, if that file has grown, or is sealed and so another one by its name.
-    sealed = {path.removesuffix(".gz") for path in journals.files if not path.endswith(_OPEN)}
+    sealed = {path.removesuffix(".gz") for path in journals.files if not path.endswith(OPEN)}
     again = {
         commits.digest_of(path)
         for path in before.read
-        if path.endswith(_OPEN) and (path in new or path.removesuffix(_OPEN) in sealed)
+        if path.endswith(OPEN) and (path in new or path.removesuffix(OPEN) in sealed)
     }
     kept = {
         name: [file for file in before.tables.get(name, []) if file.journal not in again] for name in _BRONZE
     }
-    came = _parsed(job, journals, new, kept["bronze.records"]) if new else {}
+    came = {} if typed is None else _parsed(job, journals, typed, new, kept["bronze.records"])
     for name in _BRONZE:
         writer.keep(name, [*kept[name], *came.get(name, [])])
     records = writer.tables.manifest.tables["bronze.records"]
@@ -343,9 +372,9 @@ def _bronze(
     job.seen = job.scope.union(*changed.values())
     of_scope = [file for file in records if file.part in job.scope]
     job.topics = frozenset(file.topic for file in of_scope)
-    found = store.read_files(job.spark, map(writer.tables.path, of_scope), RECORDS)
-    _context(job, found, records, firsts)
-    return found
+    rows = store.read_files(job.spark, map(writer.tables.path, of_scope), RECORDS)
+    _context(job, rows, records, firsts)
+    return rows
 
 
 def _context(job: _Job, found: DataFrame, records: Sequence[File], firsts: Mapping[str, dt.date]) -> None:
@@ -375,10 +404,12 @@ def _margin_us(day: dt.date) -> int:
     return int((begin - _MARGIN).timestamp()) * 1_000_000
 
 
-def _parsed(job: _Job, journals: Inputs, new: Sequence[str], known: Sequence[File]) -> dict[str, list[File]]:
+def _parsed(
+    job: _Job, journals: Inputs, typed: DataFrame, new: Sequence[str], known: Sequence[File]
+) -> dict[str, list[File]]:
     """Parse new files. Returns the files of the first layer with what is in no file that is ``known``."""
     writer = job.writer
-    typed = journals.typed(new).withColumn("journal", _journal())
+    typed = typed.withColumn("journal", _journal())
     # Lines that are no records are written beside them, for ``bronze.rejected`` alone.
     lines = writer.write(typed, "bronze.records", by=("topic", "journal"), folder="lines")
     shape = StructType([*RECORDS.fields, *REJECTION.fields, StructField("journal", StringType())])
@@ -423,12 +454,12 @@ def _parsed(job: _Job, journals: Inputs, new: Sequence[str], known: Sequence[Fil
 
 def _journal() -> Column:
     """The digest of a journal that is open, one word for all others."""
-    return F.when(F.col("file").endswith(_OPEN), F.md5("file")).otherwise(F.lit("sealed"))
+    return F.when(F.col("file").endswith(OPEN), F.md5("file")).otherwise(F.lit("sealed"))
 
 
 def _journal_of(file: str) -> str:
     """The same of a path."""
-    return commits.digest_of(file) if file.endswith(_OPEN) else "sealed"
+    return commits.digest_of(file) if file.endswith(OPEN) else "sealed"
 
 
 def _overlapping(job: _Job, ranges: Rows, came: Sequence[File], known: Sequence[File]) -> DataFrame | None:

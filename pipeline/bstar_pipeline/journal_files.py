@@ -8,6 +8,7 @@ Nothing here starts a Spark job, except what a path's listing takes.
 
 import datetime as dt
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -29,6 +30,9 @@ EMPTY = (
     "that journal.directory names in the brokers' configuration"
 )
 """What is wrong with a path that leads to no journal."""
+
+OPEN = ".open"
+"""How the name of a file ends that a process writes."""
 
 _SEALED = "*.{ndjson,ndjson.gz}"
 _ALL = "*.{ndjson,ndjson.gz,ndjson.open}"
@@ -78,11 +82,43 @@ def lengths(spark: SparkSession, files: Sequence[str]) -> dict[str, int]:
     """How many bytes each of these files has; 0 if it is gone."""
     # Where the driver runs here, this process sees the files that it listed.
     if hasattr(spark, "_jvm") and all(file.startswith("file:") for file in files):
-        places = {file: Path(unquote(urlsplit(file).path)) for file in files}
-        return {file: place.stat().st_size if place.exists() else 0 for file, place in places.items()}
+        return {file: _length(_place(file)) for file in files}
     about = spark.read.format("binaryFile").options(**_OPTIONS).load([_literal(file) for file in files])
     rows = about.select("_metadata.file_path", "_metadata.file_size").collect()
     return {**dict.fromkeys(files, 0), **{row.file_path: row.file_size for row in rows}}
+
+
+def _place(file: str) -> Path:
+    return Path(unquote(urlsplit(file).path))
+
+
+def _length(place: Path) -> int:
+    try:
+        return place.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def copied(files: Sequence[str], folder: Path) -> dict[str, str]:
+    """Copies, below ``folder``, of those of these files that are open and on this machine: by file.
+
+    A copy has what the file had, whatever its writer does meanwhile. Raises FileNotFoundError if a file was
+    sealed since it was listed.
+    """
+    found: dict[str, str] = {}
+    for file in files:
+        if file.startswith("file:") and file.endswith(OPEN):
+            copy = folder / f"{len(found)}.ndjson{OPEN}"
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(_place(file), copy)
+            found[file] = copy.resolve().as_uri()
+    return found
+
+
+def is_gone(error: Exception) -> bool:
+    """Whether a file that was listed is not there any more."""
+    is_sparks = isinstance(error, AnalysisException) and error.getCondition() == "PATH_NOT_FOUND"
+    return is_sparks or isinstance(error, FileNotFoundError)
 
 
 def is_before(file: str, since: dt.date) -> bool:
@@ -120,10 +156,21 @@ def lines(
     return text.select("value", F.col("_metadata.file_path").alias("file"))
 
 
-def lines_of(spark: SparkSession, files: Sequence[str]) -> DataFrame:
-    """Every line of these files, as ``find_files`` names them: ``value``, ``file``."""
-    text = _reader(spark, _ALL).text([_literal(file) for file in files])
-    return text.select("value", F.col("_metadata.file_path").alias("file"))
+def lines_of(spark: SparkSession, files: Sequence[str], copies: Mapping[str, str] | None = None) -> DataFrame:
+    """Every line of these files, as ``find_files`` names them: ``value``, ``file``.
+
+    Of a file that is ``copied`` its copy is read.
+    """
+    copies = copies or {}
+    text = _reader(spark, _ALL).text([_literal(copies.get(file, file)) for file in files])
+    path = F.col("_metadata.file_path")
+    if copies:
+        # All copies are in one folder, whose name no other has; each is named by its place in the list.
+        folder = next(iter(copies.values())).split("/")[-2]
+        place = F.regexp_extract(path, r"/(\d+)\.[^/]*$", 1).cast("int")
+        names = F.array(*(F.lit(file) for file in copies))
+        path = F.when(path.contains(f"/{folder}/"), F.get(names, place)).otherwise(path)
+    return text.select("value", path.alias("file"))
 
 
 def _literal(file: str) -> str:
