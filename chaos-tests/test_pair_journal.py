@@ -19,6 +19,7 @@ import duckdb
 import msgspec
 import pytest
 
+from bstar_pipeline.commits import Folder, open_snapshot
 from bstar_testing.pairs import STATE_LINKS
 from chaos import journals
 from chaos.cluster import Profile
@@ -150,9 +151,11 @@ def make_tables(inputs: list[Path], tables: Path) -> None:
 
 def rows(tables: Path, name: str) -> list[dict[str, Any]]:
     """A table's rows, read without Spark."""
-    files = tables.joinpath(*name.split(".")) / "**" / "*.parquet"
+    files = open_snapshot(Folder(tables), str(tables)).files(name)
+    if not files:
+        return []
     with duckdb.connect() as connection:
-        found = connection.execute("SELECT * FROM read_parquet(?, hive_partitioning = true)", [str(files)])
+        found = connection.execute("SELECT * FROM read_parquet(?, hive_partitioning = false)", [files])
         columns = [column[0] for column in found.description or ()]
         return [dict(zip(columns, row, strict=True)) for row in found.fetchall()]
 
