@@ -413,3 +413,31 @@ def test_input_without_a_record_is_an_error_that_says_why_and_leaves_nothing(
         with pytest.raises(ConfigurationError, match=why):
             job.run(local, [str(tmp_path / name) for name in given], str(root))
     assert [path for path in root.rglob("*") if path.is_file()] == [root / "writing.lock"]
+
+
+def test_days_that_were_taken_out_do_not_come_back_with_files_that_are_sealed_later(
+    local: SparkSession, tmp_path: Path
+) -> None:
+    from bstar_pipeline import job, store
+
+    journals, root = tmp_path / "journals", tmp_path / "tables"
+    _write(journals, 0, is_sealed=False)
+    _write(journals, 1, is_sealed=False)
+    assert job.run(local, [str(journals)], str(root)).parts == (PARTS[0], OPENED)
+    assert store.retain(local, str(root), DAYS[1]) == 1
+    _write(journals, 0)
+    _write(journals, 1)
+    _write(journals, 0, "stock")
+    sealed = job.run(local, [str(journals)], str(root))
+    assert (sealed.made, sealed.parts) == ((OPENED,), (OPENED,))
+    assert sealed.requests == REQUESTS
+    days = {
+        file.day
+        for files in open_snapshot(Folder(root), str(root)).manifest.tables.values()
+        for file in files
+    }
+    assert days == {DAYS[1]}
+    # An earlier date brings nothing back.
+    assert store.retain(local, str(root), DAYS[0]) == 0
+    write(journals / "late.ndjson", _backup(0, "stock")[0].lines())
+    assert job.run(local, [str(journals)], str(root)).made == ()

@@ -407,7 +407,10 @@ def _margin_us(day: dt.date) -> int:
 def _parsed(
     job: _Job, journals: Inputs, typed: DataFrame, new: Sequence[str], known: Sequence[File]
 ) -> dict[str, list[File]]:
-    """Parse new files. Returns the files of the first layer with what is in no file that is ``known``."""
+    """Parse new files. Returns the files of the first layer with what is in no file that is ``known``.
+
+    What is of days before the horizon is left out.
+    """
     writer = job.writer
     typed = typed.withColumn("journal", _journal())
     # Lines that are no records are written beside them, for ``bronze.rejected`` alone.
@@ -449,7 +452,9 @@ def _parsed(
         rejected = bronze.rejected(parsed.where(~F.col("file").isin(wholly)))
         rejected = rejected.withColumn("journal", _journal())
         tables["bronze.rejected"] = writer.write(rejected, "bronze.rejected", by=("journal",))
-    return tables
+    return {
+        name: [file for file in of_table if file.day >= writer.horizon] for name, of_table in tables.items()
+    }
 
 
 def _journal() -> Column:
@@ -488,6 +493,8 @@ def _why(job: _Job) -> str:
     """Why there is no record in what was read."""
     rejected = _counts(store.read(job.spark, job.writer.tables, "bronze.rejected"), "reason")
     if not rejected:
+        if job.writer.horizon > dt.date.min:
+            return f"there is none of {job.writer.horizon} or later, and earlier days were taken out"
         return "the files are empty"
     counts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(rejected.items()))
     return f'none of their lines is one: {counts}. See docs/pipeline.md, "How lines are read"'

@@ -116,6 +116,7 @@ class Writer:
         self._store = store
         self._tables: dict[str, list[File]] = {}
         self.is_committing = False
+        self.horizon = self.before.horizon
 
     def write(self, frame: DataFrame, name: str, *, by: Sequence[str] = (), folder: str = "") -> list[File]:
         """Write rows to files of this run, which no table has yet.
@@ -190,7 +191,8 @@ class Writer:
 
     def _manifest(self, made: list[Made], read: dict[str, int], unmade: list[Part]) -> Manifest:
         tables = {**self.before.tables, **self._tables}
-        return Manifest(self.run, self.before.run, dt.datetime.now(dt.UTC), tables, made, read, unmade)
+        now = dt.datetime.now(dt.UTC)
+        return Manifest(self.run, self.before.run, now, tables, made, read, unmade, self.horizon)
 
 
 @contextmanager
@@ -235,11 +237,12 @@ def compact(spark: SparkSession, root: str) -> int:
 def retain(spark: SparkSession, root: str, since: dt.date) -> int:
     """Take the days before ``since`` out of all tables. Returns how many days and pairs those were.
 
-    Their journals count as read: a later run does not bring them back.
+    The manifest keeps ``since``, so no later run brings them back.
     """
     with writing(spark, root) as writer:
         old = {file.part for files in writer.before.tables.values() for file in files if file.day < since}
-        if old:
+        if old or since > writer.horizon:
+            writer.horizon = max(since, writer.horizon)
             for name in writer.before.tables:
                 writer.keep(name, writer.carried(name, old))
             made = [one for one in writer.before.made if one.part not in old]

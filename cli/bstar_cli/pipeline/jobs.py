@@ -141,8 +141,8 @@ def retain(
 ) -> None:
     """Take the days before a date out of all tables.
 
-    Their journals count as read: a later run does not bring them back. Readers may go on meanwhile, a run may
-    not. The files go when no reader needs them any more, an hour later at the soonest.
+    No later run brings them back: it leaves out records of days before the date. Readers may go on
+    meanwhile, a run may not. The files go when no reader needs them any more, an hour later at the soonest.
 
     Exit codes: 0 done; 2 wrong usage, or a run is writing there; 5 Spark failed; 130 interrupted.
 
