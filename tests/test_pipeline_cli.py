@@ -12,7 +12,7 @@ import pytest
 from bstar.errors import ConfigurationError, PipelineError
 from bstar_cli import exits
 from bstar_cli.main import main
-from bstar_cli.pipeline.spark import NOTHING, missing_spark, print_table, time_of
+from bstar_cli.pipeline.spark import NOTHING, SparkOptions, missing_spark, print_table, time_of
 from bstar_pipeline.tables import TABLES
 
 if TYPE_CHECKING:
@@ -160,3 +160,10 @@ def test_a_dense_table_has_no_column_that_says_nothing(capsys: pytest.CaptureFix
     assert capsys.readouterr().out.split() == ["ONE", "FOUR", "a", "b", "[x]"]
     print_table(["one", "two", "three", "four"], rows)
     assert "TWO" in capsys.readouterr().out
+
+
+def test_a_command_that_needs_spark_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert SparkOptions().is_for_spark(None)
+    assert "engine: Spark, because this command needs it" in capsys.readouterr().err
+    assert SparkOptions().is_for_spark(lambda: None)
+    assert "because not all is in folders of this machine" in capsys.readouterr().err
