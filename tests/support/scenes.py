@@ -235,6 +235,48 @@ def _away(scene: Scene) -> None:
     scene.serve(scene.primary, 15 * S, 30 * S)
 
 
+def _away_before_a_stop(scene: Scene) -> None:
+    """The active node is stopped 0.7 s after the only worker, away for 6.8 s, is back."""
+    scene.serve(scene.primary, 2 * S, 10 * S)
+    back = 16 * S + 800 * MS
+    for turn in range(3):
+        asked, ended = 10 * S + turn * MS, back + turn * MS
+        scene.request(scene.primary, asked, ended, total=ended - asked)
+    stop = back + 700 * MS
+    scene.serve(scene.primary, back + 50 * MS, stop)
+    scene.primary.add(records.Stopping, stop)
+    scene.primary.state(stop, "ACTIVE", "PASSIVE", "LEAVE", epoch=1)
+    scene.primary.add(records.Deactivated, stop, epoch=1, text="LEAVE")
+    scene.lose(scene.backup, stop + MS, "left")
+    scene.activate(scene.backup, stop + 2 * MS, "PASSIVE", "PEER_PASSIVE", 2)
+    scene.serve(scene.backup, stop + 3 * MS, 30 * S, epoch=2)
+    scene.primary.add(records.Stopped, stop + 2 * S, reason="SIGTERM")
+    scene.dead.append(scene.primary)
+
+
+def _away_before_a_stall(scene: Scene) -> None:
+    """A stall that one request waits for, 0.3 s after the only worker, away for 4.8 s, is back."""
+    scene.serve(scene.primary, 2 * S, 10 * S)
+    back = 14 * S + 800 * MS
+    for turn in range(3):
+        asked, ended = 10 * S + turn * MS, back + turn * MS
+        scene.request(scene.primary, asked, ended, total=ended - asked)
+    stall = back + 300 * MS
+    scene.serve(scene.primary, back + 50 * MS, stall)
+    scene.primary.add(records.Stalled, stall + 105 * MS, gap_us=105 * MS)
+    scene.request(scene.primary, stall, stall + 107 * MS, total=107 * MS)
+    scene.serve(scene.primary, stall + 150 * MS, 30 * S)
+
+
+def _stalled_while_away(scene: Scene) -> None:
+    """A stall of 0.2 s in the middle of 6 s without a worker."""
+    scene.serve(scene.primary, 2 * S, 10 * S)
+    scene.primary.add(records.Stalled, 13 * S, gap_us=200 * MS)
+    for turn in range(3):
+        scene.request(scene.primary, 10 * S + turn * MS, 16 * S + turn * MS, total=6 * S)
+    scene.serve(scene.primary, 17 * S, 30 * S)
+
+
 def _alone(scene: Scene) -> None:
     """One request waits alone."""
     scene.serve(scene.primary, 2 * S, 10 * S)
@@ -327,6 +369,9 @@ _SCENES = {
     "frozen": Plot(_frozen, ("pause",)),
     "standby": Plot(_passive_stalled, ()),
     "away": Plot(_away, ("outage",)),
+    "away-stop": Plot(_away_before_a_stop, ("outage", "stop")),
+    "away-stall": Plot(_away_before_a_stall, ("outage",)),
+    "stall-away": Plot(_stalled_while_away, ("outage",)),
     "alone": Plot(_alone, ()),
     "handover": Plot(_handed_over, ("handover",)),
     "stopped": Plot(_stopped, ("stop",)),

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from bstar_pipeline.gold import outages
-from bstar_pipeline.gold.history import PairHistory
+from bstar_pipeline.gold.history import Incident, PairHistory
 from bstar_pipeline.pair_rows import Row, Rows, by_pair, collected, frame_of, together
 
 # Refusals are counted once in a while; the record comes at the end of the interval.
@@ -56,8 +56,9 @@ def incidents(
     for row in collected(together(_counts(spans, requests), _refused(spans, records, runs))):
         told = {name: value for name, value in row.items() if value is not None}
         counts.setdefault(row["id"], {}).update(told)
-    rows = (_row(each, counts.get(each["id"], {})) for each in found)
-    return [row for row in rows if row is not None]
+    rows = [it for each in found if (it := _row(each, counts.get(each["id"], {}))) is not None]
+    reported = {it["id"] for it in rows}
+    return [it for it in rows if reported.isdisjoint(it.pop("pauses"))]
 
 
 def _row(each: dict[str, Any], counts: Row) -> dict[str, Any] | None:
@@ -179,11 +180,15 @@ def _outages(pair: str, history: PairHistory, told: Rows) -> Iterator[dict[str, 
     is_sampled = any((row["heaviest"] or 0) > 1 for row in told)
     for each in outages.outages(history.incidents, gaps, serving, is_sampled=is_sampled):
         incident = each.incident
-        at = dt.datetime.fromtimestamp(incident.began_at_us // 1_000_000, dt.UTC)
-        moment = f"{at:%Y%m%dT%H%M%S}.{incident.began_at_us // 1_000 % 1_000:03d}"
         of_outage: dict[str, Any] = {name: getattr(each, name) for name in _OF_OUTAGE}
         if each.outage_at_us is not None:
             ended_us = None if each.outage_us is None else each.outage_at_us + each.outage_us
             of_outage["outage_until_us"] = each.until_us if ended_us is None else ended_us
-        key = f"{pair}.{incident.kind}.{incident.node}.{moment}"
-        yield {"pair": pair, "id": key, **asdict(incident), **of_outage}
+        pauses = [_id(pair, pause) for pause in each.pauses]
+        yield {"pair": pair, "id": _id(pair, incident), **asdict(incident), **of_outage, "pauses": pauses}
+
+
+def _id(pair: str, incident: Incident) -> str:
+    at = dt.datetime.fromtimestamp(incident.began_at_us // 1_000_000, dt.UTC)
+    moment = f"{at:%Y%m%dT%H%M%S}.{incident.began_at_us // 1_000 % 1_000:03d}"
+    return f"{pair}.{incident.kind}.{incident.node}.{moment}"

@@ -6,10 +6,12 @@ number of them little is left to put in order: of a thousandth of a second aroun
 elsewhere. Each slot keeps its first and last answer to the microsecond, so a time without an answer that is
 longer than a slot is exact.
 
-* The outage of an incident is the longest such time that meets it.
+* The outage of an incident is the longest such time that is its own: their times overlap, give or take the
+  clocks' error, and it began at most two seconds before the incident. If the incident took no node away that
+  served, it also ended at most two seconds after it.
 * A pause that neither the peer nor the failover timeout noticed is an incident if requests waited for it.
-* ``outage``: several requests waited, no worker was at work on one, none was answered, and nothing else
-  explains it.
+* ``outage``: several requests waited, no worker was at work on one, none was answered, and it is no reported
+  incident's own.
 
 A request that waits alone is no outage: its service may have no workers, or its caller's patience ended. Of a
 pair whose requests are a sample nothing is said: those that are not here may have been answered meanwhile.
@@ -18,6 +20,7 @@ pair whose requests are a sample nothing is said: those that are not here may ha
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
@@ -27,7 +30,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from bstar_pipeline.gold.history import Incident
+from bstar_pipeline.gold.history import CLOCK_ERROR_US, Incident
 
 OUTAGE_MIN_US = 100_000
 """Shorter waits are the business of the objectives."""
@@ -36,7 +39,7 @@ SECOND = StructType([StructField("pair", StringType()), StructField("second", Lo
 """A second around an incident."""
 
 _AROUND_US = 30_000_000
-# What was caught by an incident may be answered that much after the other node serves.
+# By how much a time without an answer may reach beyond its incident.
 _SETTLE_US = 2_000_000
 _FINE_US, _COARSE_US, _SECOND_US = 1_000, 100_000, 1_000_000
 # What an incident held up is answered in the seconds around it; what took longer is found anywhere.
@@ -65,13 +68,17 @@ def gap_of(row: Mapping[str, Any]) -> Gap:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """An incident as clients saw it. What requests of ``since_us`` to ``until_us`` tell is counted for it."""
+    """An incident as clients saw it. What requests of ``since_us`` to ``until_us`` tell is counted for it.
+
+    ``pauses``: if one of these is an incident, it explains this outage.
+    """
 
     incident: Incident
     outage_at_us: int | None
     outage_us: int | None
     since_us: int
     until_us: int
+    pauses: tuple[Incident, ...] = ()
 
 
 def around(incident: Incident) -> tuple[int, int]:
@@ -157,22 +164,22 @@ def outages(
     *,
     is_sampled: bool = False,
 ) -> list[Outage]:
-    """The incidents with what clients saw of them, and the outages that none explains, in order.
+    """The incidents with what clients saw of them, and the outages that no certain one explains, in order.
 
     ``serving``: when each node began to serve, with its name and boot, in order. Pauses that neither a peer
     nor a request noticed are left out. Whether several requests waited is for the caller to count.
     """
 
-    def meeting(since_us: int, until_us: int) -> Sequence[Gap]:
-        low = bisect_right(gaps, since_us, key=attrgetter("answered_at_us"))
-        return gaps[low : bisect_right(gaps, until_us, key=attrgetter("before_at_us"))]
-
     found = []
+    owners: dict[Gap, list[Incident]] = defaultdict(list)
     for incident in incidents:
         since_us, until_us = around(incident)
-        seen = [gap for gap in meeting(since_us, until_us) if not gap.is_open]
+        own = _own(incident, gaps)
+        seen = [gap for gap in own if not gap.is_open]
         if not incident.is_certain and (is_sampled or not _has_waits(incident, seen)):
             continue
+        for gap in own:
+            owners[gap].append(incident)
         worst = max(
             seen, key=lambda gap: (gap.answered_at_us - gap.began_at_us, -gap.began_at_us), default=None
         )
@@ -182,7 +189,7 @@ def outages(
         found.append(Outage(incident, outage_at_us, outage_us, since_us, ended_us))
     if not is_sampled:
         alone = [gap for gap in gaps if gap.worked_at_us - gap.began_at_us >= OUTAGE_MIN_US]
-        found += _unexplained(alone, found, serving)
+        found += [_outage(gap, owners[gap], serving) for gap in alone if not _is_explained(owners[gap])]
     return sorted(found, key=lambda each: (each.incident.began_at_us, each.incident.node, each.incident.kind))
 
 
@@ -195,40 +202,40 @@ def _has_waits(pause: Incident, seen: Iterable[Gap]) -> bool:
     )
 
 
-def _unexplained(
-    gaps: Iterable[Gap], explained: Sequence[Outage], serving: Sequence[tuple[int, str, str]]
-) -> list[Outage]:
-    spans = sorted(map(_explains, explained))
-    found, place, until_us = [], 0, 0
-    for gap in gaps:
-        while place < len(spans) and spans[place][0] <= gap.worked_at_us:
-            until_us = max(until_us, spans[place][1])
-            place += 1
-        if gap.began_at_us <= until_us:
-            continue
-        active = bisect_right(serving, gap.began_at_us, key=lambda each: each[0])
-        _, node, boot = serving[active - 1] if active else (0, "", "")
-        incident = Incident(
-            "outage",
-            node,
-            boot,
-            gap.began_at_us,
-            "",
-            ended_at_us=gap.worked_at_us,
-            recovered_at_us=gap.worked_at_us,
-            was_serving=True,
-        )
-        outage_us = None if gap.is_open else gap.answered_at_us - gap.began_at_us
-        found.append(Outage(incident, gap.began_at_us, outage_us, gap.began_at_us, gap.answered_at_us))
-    return found
+def _own(incident: Incident, gaps: Sequence[Gap]) -> list[Gap]:
+    """The times without an answer that are an incident's own."""
+    since_us, until_us = around(incident)
+    is_gone = incident.was_serving and incident.kind in ("crash", "both-crash", "stop", "pause")
+    if is_gone and (incident.kind == "both-crash" or incident.taken_over_at_us is None):
+        until_us = _NEVER if incident.ended_at_us is None else max(until_us, incident.ended_at_us)
+    # Workers and clients move to another node in their own time; a node that stayed has all of them.
+    has_moved = incident.taken_over_at_us is not None or (is_gone and incident.kind != "pause")
+    low = bisect_right(gaps, since_us - CLOCK_ERROR_US, key=attrgetter("answered_at_us"))
+    high = bisect_right(gaps, until_us + CLOCK_ERROR_US, key=attrgetter("before_at_us"))
+    return [
+        gap
+        for gap in gaps[low:high]
+        if since_us - gap.began_at_us <= _SETTLE_US
+        and (gap.began_at_us if has_moved else gap.worked_at_us) - until_us <= _SETTLE_US
+    ]
 
 
-def _explains(each: Outage) -> tuple[int, int]:
-    """From when to when an incident explains that requests wait."""
-    incident = each.incident
-    until_us = incident.began_at_us
-    if incident.was_serving:
-        back = (incident.taken_over_at_us, incident.ended_at_us)
-        until_us = next((at_us for at_us in back if at_us is not None), _NEVER)
-    until_us = max(until_us, incident.detected_at_us or 0)
-    return each.since_us - _SETTLE_US, until_us + _SETTLE_US
+def _is_explained(owners: Iterable[Incident]) -> bool:
+    return any(each.is_certain for each in owners)
+
+
+def _outage(gap: Gap, pauses: Iterable[Incident], serving: Sequence[tuple[int, str, str]]) -> Outage:
+    active = bisect_right(serving, gap.began_at_us, key=lambda each: each[0])
+    _, node, boot = serving[active - 1] if active else (0, "", "")
+    incident = Incident(
+        "outage",
+        node,
+        boot,
+        gap.began_at_us,
+        "",
+        ended_at_us=gap.worked_at_us,
+        recovered_at_us=gap.worked_at_us,
+        was_serving=True,
+    )
+    outage_us = None if gap.is_open else gap.answered_at_us - gap.began_at_us
+    return Outage(incident, gap.began_at_us, outage_us, gap.began_at_us, gap.answered_at_us, tuple(pauses))
