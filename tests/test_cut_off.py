@@ -136,7 +136,8 @@ def test_the_role_follows_clients_that_reach_the_passive_node_only() -> None:
         "hands the role over",
     ]
     assert all(report.clients == 2 and report.for_s >= PATIENCE_S for report in reports)
-    # The clients are served now, and the old node counts what it did.
+    # The clients are served now, and the old node counts what it did. No operator ordered it.
+    assert [node.machine.counters.ordered_moves for node in two.nodes.values()] == [0, 0]
     assert two.primary.state(two.now).pair.cut_off_handovers == 1
     assert two.backup.broker.ledger.services[ECHO].tally.accepted > 0
 
@@ -227,6 +228,7 @@ def test_an_operators_handover_stands_for_the_settling_time_too() -> None:
     two.register(*Role)
     two.carry_out(Role.PRIMARY, list(two.primary.step(Handover(), two.now)))
     assert two.active() is Role.BACKUP
+    assert [node.machine.counters.ordered_moves for node in two.nodes.values()] == [1, 1]
     two.run(SETTLING_S - 1.0, each_step=asking(two, b"c1", b"c2"))
     assert two.active() is Role.BACKUP
     two.run(2.0, each_step=asking(two, b"c1", b"c2"))

@@ -147,7 +147,7 @@ FAILING: list[tuple[str, list[NodeState]]] = [
     ("store-nearly-full", [store(pending=91, requests_max=100)]),
     ("store-nearly-full", [store(disk={"free_bytes": 2**30 - 1})]),
     ("durable-waits", [store(oldest_pending_s=901.0)]),
-    ("dead-letters", [store(), store(ended={"dead": 1})]),
+    ("dead-letters", [store(), store(dead=1, ended={"dead": 1})]),
 ]
 
 
@@ -158,6 +158,42 @@ def test_each_condition_of_the_node_is_found(name: str, states: list[NodeState])
     assert finding.why
     assert finding.do
     assert not finding.service
+
+
+def test_moves_that_an_operator_ordered_do_not_flap() -> None:
+    at_the_giver = [
+        state(
+            is_active=n % 2 == 0, epoch_seen=7 + n, ordered_moves=n, transitions={"PASSIVE->ACTIVE": n // 2}
+        )
+        for n in range(9)
+    ]
+    released_first = [
+        state(is_active=False, epoch_seen=7 + (n + 1) // 2, ordered_moves=n // 2 + 1) for n in range(12)
+    ]
+    assert names(*at_the_giver) == names(*released_first) == []
+    after_an_order = [state(epoch_seen=epoch, ordered_moves=int(epoch > 7)) for epoch in range(7, 13)]
+    assert names(*after_an_order) == ["flapping"]
+    assert names(*after_an_order[:-1]) == []
+
+
+def test_a_dead_letter_that_was_closed_is_not_found() -> None:
+    dead = [store(), store(dead=5, ended={"dead": 5})]
+    assert found(*dead)[0].why == "5 durable requests became dead letters in the last ten minutes"
+    assert found(*dead, store(dead=1, ended={"dead": 5}))[0].why.startswith("1 durable request became")
+    assert names(*dead, store(dead=0, ended={"dead": 5})) == []
+
+
+def test_what_is_to_be_done_about_a_store_is_said_once() -> None:
+    trouble = f"the peer's store is not heard: {findings.START_OR_FORCE}"
+    [finding] = found(store(is_leading=False, trouble=trouble))
+    assert str(finding).count("start the other node") == 1
+    assert str(finding).endswith("bstar store force --give-up-the-other")
+
+
+def test_a_pause_names_the_node_that_has_it() -> None:
+    paused = service_state("echo", workers=1, pause_why="ann@c1", queued=1)
+    [finding] = found(state(paused, role="backup", is_active=False, state="PASSIVE"))
+    assert finding.why == "paused at the backup by ann@c1; 1 request waiting"
 
 
 def test_each_entry_about_the_node_is_tried_here() -> None:

@@ -153,7 +153,8 @@ def test_a_paused_service_is_in_trouble_and_its_wait_is_no_second_sign() -> None
     echo = service_state("echo", pause_why=WHY, paused_for_s=90.0, **waits)
     [found] = looked(node_state(echo, state="ACTIVE", is_active=True)).findings or []
     assert found.name == "paused"
-    assert str(found) == f"paused for 90 s more by {WHY}; 3 requests waiting: bstar service resume ends that"
+    assert found.why == f"paused at the backup for 90 s more by {WHY}; 3 requests waiting"
+    assert found.do == "bstar service resume ends that"
 
 
 # --- purge --------------------------------------------------------------------------------------------------

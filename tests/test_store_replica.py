@@ -168,7 +168,7 @@ def test_an_empty_node_does_not_lead_unheard_and_says_what_to_do() -> None:
     node.do(node.replica.lead(1, 0.0))
     node.do(node.replica.handle_timer(100.0))
     assert node.replica.epoch == 0
-    assert "start the peer" in node.replica.trouble
+    assert "start the other node's store" in node.replica.trouble
     node.do(node.replica.force(100.0))
     assert node.replica.is_leading
     assert not node.replica.trouble

@@ -15,7 +15,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from bstar.base.printable import duration
+from bstar.base.printable import counted, duration
 from bstar_broker.core.snapshot import Finding, NodeState, ServiceState
 
 # The node looks so often by itself. Growth within one step is one entry of a window.
@@ -35,6 +35,11 @@ RUNNING_S_MAX: Final = 300.0
 WAITING_S_MAX: Final = 30.0
 BAD_MIN: Final = 5
 BAD_SHARE_MAX: Final = 14.4 * 0.001
+
+# What to do if this copy may lack something that was acknowledged.
+START_OR_FORCE: Final = (
+    "start the other node's store, or if its disk is lost: bstar store force --give-up-the-other"
+)
 
 _LAG_S_MAX: Final = 0.1
 _SYNC_S_MAX: Final = 0.25
@@ -61,10 +66,13 @@ ELSEWHERE: Final = {
 
 
 class Past:
-    """How much counters have grown lately. Bounded: ``_SPAN_S_MAX`` in steps, for each key."""
+    """How much counters have grown lately, at the node with this ``role``. Bounded: ``_SPAN_S_MAX`` in steps,
+    for each key.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.role = ""
         self._last: dict[Hashable, float] = {}
         self._growths: dict[Hashable, deque[tuple[float, float]]] = {}
 
@@ -122,7 +130,7 @@ def _peer_silent(state: NodeState, _: Past) -> str:
 
 def _cut_off(state: NodeState, _: Past) -> str:
     pair = state.pair
-    clients = _count(pair.clients_cut_off + pair.clients_cut_off_unserved, "client")
+    clients = counted(pair.clients_cut_off + pair.clients_cut_off_unserved, "client")
     offered = f"{pair.clients_cut_off} of them ask for what workers offer there"
     text = f"{clients} reached only this passive node for {duration(pair.clients_cut_off_s)}; {offered}"
     return text if pair.clients_cut_off or pair.clients_cut_off_unserved else ""
@@ -130,7 +138,7 @@ def _cut_off(state: NodeState, _: Past) -> str:
 
 def _flaps(_: NodeState, past: Past) -> str:
     moves = past.grown("moves", 600)
-    return f"the active role moved {moves:.0f} times in ten minutes" if moves >= 4 else ""
+    return f"the active role moved {moves:.0f} times in ten minutes without an order" if moves >= 4 else ""
 
 
 def _loop_lags(_: NodeState, past: Past) -> str:
@@ -151,7 +159,7 @@ def _held_off(_: NodeState, past: Past) -> str:
 
 def _journal_trouble(_: NodeState, past: Past) -> str:
     errors, dropped = past.grown("journal errors", 90), past.grown("journal dropped", 90)
-    counts = f"{_count(int(errors), 'error')}, {_count(int(dropped), 'record')} dropped in the last 90 s"
+    counts = f"{counted(int(errors), 'error')}, {counted(int(dropped), 'record')} dropped in the last 90 s"
     return f"its journal has gaps, or will have ({counts})" if errors or dropped else ""
 
 
@@ -200,7 +208,8 @@ def _not_leading(state: NodeState, _: Past) -> str:
     store = state.store
     if store is None or store.is_leading or not state.pair.is_active:
         return ""
-    return f"its durable store does not lead: {store.trouble or 'it is about to begin'}"
+    why = store.trouble.removesuffix(f": {START_OR_FORCE}") or "it is about to begin"
+    return f"its durable store does not lead: {why}"
 
 
 def _store_lags(state: NodeState, _: Past) -> str:
@@ -217,9 +226,11 @@ def _durable_waits(state: NodeState, _: Past) -> str:
     return f"the oldest durable request that is due has waited for {duration(store.oldest_pending_s)}"
 
 
-def _dead_letters(_: NodeState, past: Past) -> str:
-    dead = past.grown("dead letters", 600)
-    became = f"{_count(int(dead), 'durable request')} became dead letters in the last ten minutes"
+def _dead_letters(state: NodeState, past: Past) -> str:
+    """Those that an operator has closed or retried meanwhile need no look."""
+    still_dead = 0 if state.store is None else state.store.dead
+    dead = min(past.grown("dead letters", 600), still_dead)
+    became = f"{counted(int(dead), 'durable request')} became dead letters in the last ten minutes"
     return became if dead else ""
 
 
@@ -247,14 +258,14 @@ def _damaged(state: NodeState, past: Past) -> str:
     if disk.error:
         return f"the disk of its store does not work ({disk.error})"
     if disk.damaged:
-        return f"its store is damaged ({disk.damage or _count(disk.damaged, 'record')})"
+        return f"its store is damaged ({disk.damage or counted(disk.damaged, 'record')})"
     return f"its store was damaged ({disk.repaired}) and is repaired" if past.grown("repairs", 3_600) else ""
 
 
 NODE: Final[tuple[Entry[NodeState], ...]] = (
     Entry("store-damaged", CRITICAL, "BstarStoreDamaged", _damaged,
               "mend the disk, and see that the other node runs"),
-    Entry("store-waits", CRITICAL, "BstarStoreNotLeading", _not_leading, "start the other node's store"),
+    Entry("store-waits", CRITICAL, "BstarStoreNotLeading", _not_leading, START_OR_FORCE),
     Entry("store-alone", CRITICAL, "BstarStoreOneCopy", _one_copy, "start the other node's store"),
     Entry("clients-cut-off", CRITICAL, "BstarClientsCutOff", _cut_off,
               "mend their way to the active node, or stop that one"),
@@ -303,17 +314,18 @@ def _words(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
 
 
-def _paused(service: ServiceState, _: Past) -> str:
+def _paused(service: ServiceState, past: Past) -> str:
     if not service.pause_why:
         return ""
     rest = f" for {duration(service.paused_for_s)} more" if service.paused_for_s else ""
-    return f"paused{rest} by {service.pause_why}; {_count(service.queued)} waiting"
+    return f"paused at the {past.role}{rest} by {service.pause_why}; {counted(service.queued)} waiting"
 
 
 def _drained(service: ServiceState, _: Past) -> str:
     if not service.drained or service.drained != service.workers:
         return ""
-    return f"all {service.workers} workers are drained; {_count(service.queued)} waiting"
+    workers = "its worker is" if service.workers == 1 else f"all {service.workers} workers are"
+    return f"{workers} drained; {counted(service.queued)} waiting"
 
 
 def _no_worker(service: ServiceState, past: Past) -> str:
@@ -322,7 +334,7 @@ def _no_worker(service: ServiceState, past: Past) -> str:
     if service.workers or not (service.queued or lately >= UNSERVED_MIN):
         return ""
     ago = f", {_words(bad)} in the last five minutes" if bad else ""
-    return f"it has no worker; {_count(service.queued)} waiting{ago}"
+    return f"it has no worker; {counted(service.queued)} waiting{ago}"
 
 
 def _stuck(service: ServiceState, past: Past) -> str:
@@ -336,7 +348,7 @@ def _waits(service: ServiceState, past: Past) -> str:
         return ""
     age = duration(service.oldest_waiting_s)
     can = f"{service.idle} of {service.workers} workers can take one"
-    return f"the oldest of {_count(service.queued)} has waited for {age}; {can}"
+    return f"the oldest of {counted(service.queued)} has waited for {age}; {can}"
 
 
 def _fails(service: ServiceState, past: Past) -> str:
@@ -346,11 +358,11 @@ def _fails(service: ServiceState, past: Past) -> str:
         return ""
     is_bad = count > BAD_SHARE_MAX * total
     if bad.get("poisoned") or (count >= BAD_MIN and is_bad):
-        return f"{count} of {_count(total)} ended badly in the last five minutes ({_words(bad)})"
+        return f"{count} of {counted(total)} ended badly in the last five minutes ({_words(bad)})"
     name = service.service
     hour, all_ = past.grown(("bad", name), 3_600), past.grown(("ended", name), 3_600)
     if is_bad and hour >= BAD_MIN and hour > BAD_SHARE_MAX * all_:
-        return f"{hour:.0f} of {_count(int(all_))} ended badly in the last hour"
+        return f"{hour:.0f} of {counted(int(all_))} ended badly in the last hour"
     return ""
 
 
@@ -361,7 +373,7 @@ def _workers_lost(service: ServiceState, past: Past) -> str:
 
 def _poison(service: ServiceState, past: Past) -> str:
     count = past.grown(("poisoned", service.service), 600)
-    return f"{_count(int(count))} ended as poison in the last ten minutes" if count else ""
+    return f"{counted(int(count))} ended as poison in the last ten minutes" if count else ""
 
 
 SERVICE: Final[tuple[Entry[ServiceState], ...]] = (
@@ -392,11 +404,13 @@ class Findings:
         self._activations = 0
         self._epoch = 0
         self._moves = 0
+        self._ordered = 0
+        self._ordered_seen = 0
         self._held_off = 0
 
     def look(self, state: NodeState, now: float) -> list[Finding]:
         """What is wrong now, the worst first."""
-        self._past.now = now
+        self._past.now, self._past.role = now, state.pair.role
         self._note_node(state)
         self._note_services((*state.broker.services, *state.broker.past))
         found = list(self._found(state))
@@ -422,8 +436,14 @@ class Findings:
         activations = sum(count for name, count in pair.transitions.items() if name.endswith("->ACTIVE"))
         # Each activation of either node raises the epoch. The first one that is seen is old.
         is_moved = 0 < self._epoch < pair.epoch_seen
-        self._moves += max(activations - self._activations, int(is_moved))
+        moves = max(activations - self._activations, int(is_moved))
+        # A role that was given up on purpose may arrive after this look.
+        self._ordered += pair.ordered_moves - self._ordered_seen
+        self._moves += moves - min(moves, self._ordered)
+        if moves or pair.is_active:
+            self._ordered = 0
         self._activations, self._epoch = activations, pair.epoch_seen
+        self._ordered_seen = pair.ordered_moves
         note("moves", self._moves)
         if pair.quorum is not None:
             note("majorities lost", pair.quorum.majorities_lost)
@@ -480,7 +500,3 @@ def _of(
     for entry in entries:
         if (is_active or not entry.needs_active) and (why := entry.why(state, past)):
             yield entry.after_s, Finding(entry.name, entry.severity, entry.alert, why, entry.do, service)
-
-
-def _count(count: int, what: str = "request") -> str:
-    return f"1 {what}" if count == 1 else f"{count} {what}s"

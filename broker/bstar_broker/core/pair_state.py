@@ -43,6 +43,7 @@ def pair_state(machine: StarMachine, epoch_error: str, now: float) -> PairState:
         pause_why=machine.pause.why if machine.pause.is_on(now) else "",
         is_pause_shared=machine.pause.peer_number == machine.pause.number,
         drained_why=machine.drained_why,
+        ordered_moves=machine.counters.ordered_moves,
         is_held=not machine.is_active and machine.is_held(now),
     )
 

@@ -87,7 +87,7 @@ class RequestState(msgspec.Struct, frozen=True):
 
     ``worker`` is empty while it waits. ``deliveries`` counts the workers that have got it. It leaves the
     queue in ``expires_in_s``. Its worker has held it for ``held_s``. ``is_given_up``: it was cancelled,
-    or its client left; the worker runs on, and its answer is dropped.
+    or its client left; a worker that has it runs on, and the answer is dropped.
     """
 
     request: str
@@ -142,6 +142,9 @@ class PairState(msgspec.Struct, frozen=True):
     Takeovers are paused for ``paused_for_s`` more, because of ``pause_why``; 0 if they are not. ``is_held``:
     the pause keeps this node from serving. ``is_pause_shared``: the peer knows the last order as well.
     ``drained_why``: an operator has taken the node out of the pair; "" otherwise.
+
+    ``ordered_moves`` counts how often this node gave the role up, or got it, because of an order: a
+    switchover, a drain or a stop.
     """
 
     pair: str
@@ -178,6 +181,7 @@ class PairState(msgspec.Struct, frozen=True):
     is_pause_shared: bool = True
     is_held: bool = False
     drained_why: str = ""
+    ordered_moves: int = 0
 
     @property
     def is_drained(self) -> bool:

@@ -64,6 +64,11 @@ def compact(struct: msgspec.Struct, **shown: str) -> str:
     return f"{type(struct).__name__}({', '.join(parts)})"
 
 
+def counted(count: int, what: str = "request") -> str:
+    """A count with its noun in a sentence."""
+    return f"1 {what}" if count == 1 else f"{count} {what}s"
+
+
 def duration(seconds: float) -> str:
     """A length of time in a sentence."""
     return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"

@@ -35,7 +35,7 @@ from bstar.star.outputs import (
 from bstar.star.peer import Ignored, PeerView
 from bstar.star.publisher import Publisher, Questions, milliseconds
 from bstar.star.quorum import Quorum
-from bstar.star.rules import Effect, Event, Facts, Role, Rule, State
+from bstar.star.rules import Effect, Event, Facts, Guard, Role, Rule, State
 from bstar.star.settings import StarSettings
 from bstar.star.takeover_pause import TakeoverPause
 from bstar.star.texts import fatal_error, mismatch, rivalry, trouble
@@ -47,6 +47,10 @@ from bstar.wire.peer import PeerState
 _HEARD_IN_ERROR = frozenset({rules.Vote, rules.Handover, rules.Promotion})
 
 _NO_FACTS = Facts()
+
+# An order that moves the role, at the node that gives it up and at the one that gets it.
+_ORDERS = frozenset({Event.HANDOVER, Event.LEAVE})
+_GIFTS = frozenset({Guard.PEER_RELEASED, Guard.PEER_LEAVING})
 
 _PEER_EVENTS = {
     State.PRIMARY: Event.PEER_PRIMARY,
@@ -60,10 +64,12 @@ class Counters:
     """What a node counts for its state document and its metrics; it decides nothing by it.
 
     ``votes`` and ``requests_refused`` are the client requests that came while the node was not active.
+    ``ordered_moves``: how often it gave the role up, or got it, because of an order.
     """
 
     def __init__(self) -> None:
         self.transitions: Counter[tuple[State, State]] = Counter()
+        self.ordered_moves = 0
         self.votes = 0
         self.requests_refused = 0
         self.peer_messages = 0
@@ -96,6 +102,8 @@ class StarMachine:
         self.is_released = False
         self.serve_until = -math.inf
         self.counters = Counters()
+        # The role that this node is about to take is the gift of its peer, by an order.
+        self._is_given = False
         self.peer = PeerView(settings, now)
         self.epochs = Epochs(settings.role, epoch)
         self.quorum: Quorum | None = None
@@ -656,6 +664,9 @@ class StarMachine:
     def _carry_out(self, rule: Rule, now: float, why: str) -> list[Output]:
         old, new, effect = rule.state, rule.next_state, rule.effect
         is_change = old is not new
+        if rule.event is not Event.MAJORITY_WON:
+            # A peer that gives the role up for clients of this node has no order to.
+            self._is_given = rule.guard in _GIFTS and not self.cut_off.evidence(now).clients
         if effect is Effect.CLAIM:
             return self._claim(rule.reason, now)
         if not is_change and new is State.PASSIVE and effect is not Effect.ASK:
@@ -669,6 +680,8 @@ class StarMachine:
 
         outputs: list[Output] = []
         self.counters.transitions[old, new] += 1
+        if rule.event in _ORDERS or (self._is_given and new is State.ACTIVE):
+            self.counters.ordered_moves += 1
         self.peer.dual_since = None
         self.is_active = new is State.ACTIVE
         self.serve_until = -math.inf

@@ -37,6 +37,7 @@ from msgspec.structs import replace
 
 from bstar.base.printable import printable
 from bstar.errors import RemoteProtocolError
+from bstar_broker.core.findings import START_OR_FORCE
 from bstar_broker.core.outputs import Notice, Output
 from bstar_broker.store.core.entries import START, Position
 from bstar_broker.store.core.events import (
@@ -126,8 +127,8 @@ class Replica:
         peer, log = self._site.peer, self._site.log
         if log.damage:
             return (
-                f"this copy is damaged ({log.damage}) and waits for the peer's, which takes its place: start "
-                "the peer with its store; if that is lost, bstar store force goes on from what is here"
+                f"this copy is damaged ({log.damage}) and waits for the peer's, which takes its place: "
+                f"{START_OR_FORCE}"
             )
         if peer.mismatch:
             return f"the peer's store cannot be used: {peer.mismatch}"
@@ -136,14 +137,14 @@ class Replica:
         if not peer.is_heard or peer.hello is None:
             return (
                 "nothing proves that this copy has all that was acknowledged, and the peer's store is not "
-                "heard: start the peer with its store, or run bstar store force"
+                f"heard: {START_OR_FORCE}"
             )
         if peer.hello.leads:
             return f"the peer leads the store in epoch {peer.hello.leads}"
         if self._site.better() == Source.NEITHER:
             return (
                 "neither this copy nor the peer's is known to have all that was acknowledged: put the "
-                "missing disk back, or run bstar store force"
+                "missing disk back, or run bstar store force --give-up-the-other"
             )
         return f"this copy takes over what the peer's has: {self.catch_up:.0%} are there"
 

@@ -244,7 +244,7 @@ class Site:
         if self.is_outside and not self.epoch and whose != Source.PEER:
             return (
                 f"the arbiter counts the {self.other}'s copy alone: it may have what this one lacks; start "
-                f"the {self.other} with its disk, or force this copy"
+                f"the {self.other} with its disk, or run bstar store force --give-up-the-other"
             )
         if not self.epoch and not in_sync.is_answered(store):
             return in_sync.problem and f"nothing proves that this copy is whole, and {in_sync.problem}"
