@@ -158,6 +158,11 @@ def test_nobody_there_is_3(run: Run, broker: ScriptedBroker) -> None:
         code, out, err = run("durable", *arguments, "--timeout", "0.1")
         assert (code, out) == (exits.NOT_EXECUTED, "")
         assert "NoActiveNodeError" in err
+    for arguments in (["submit", "price", "x"], ["schedule", "price", "x", "--every", "1m"]):
+        code, out, err = run("durable", *arguments, "--timeout", "0.1", "--json")
+        said = json.loads(out)
+        assert (code, said["error"]) == (exits.NOT_EXECUTED, "NoActiveNodeError")
+        assert (said["may_have_executed"], "NoActiveNodeError" in err) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -617,6 +617,17 @@ def test_the_order_of_the_two_does_not_matter() -> None:
     check_pair(sample_settings("backup"), sample_settings("primary"))
 
 
+def test_profiles_that_differ_are_named_and_not_the_keys_that_neither_file_has() -> None:
+    one = from_mapping(yaml.safe_load(sample_configuration("primary")) | {"profile": "auto"})
+    two = yaml.safe_load(sample_configuration("backup")) | {"profile": "lan"}
+    two.pop("timing", None)
+    [problem] = pair_problems(one, from_mapping(two))
+    assert problem.startswith("profile: auto on primary, lan on backup; ")
+    own = from_mapping(two | {"timing": {"drain_timeout_s": 7}})
+    keys = [problem.partition(":")[0] for problem in pair_problems(one, own)]
+    assert keys == ["timing.drain_timeout_s", "profile"]
+
+
 def test_both_nodes_record_the_same_requests() -> None:
     one = from_mapping(minimal(journal__sample=0.5))
     two = from_mapping(yaml.safe_load(sample_configuration("backup")))

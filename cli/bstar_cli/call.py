@@ -10,7 +10,7 @@ from msgspec import structs
 from bstar.errors import CallError
 from bstar_cli.frames import BODY_HELP, frames_of, json_frame, print_frames
 from bstar_cli.options import DialectOption, KeptJournal, Nodes, refuse
-from bstar_cli.terminal import json_line
+from bstar_cli.terminal import error_fields, json_line
 from bstar_client import HAClient, Reply
 
 
@@ -33,13 +33,7 @@ class _Shown:
     def error(self, error: CallError, seconds: float) -> None:
         """Print it as JSON if all is; otherwise the end of the command tells it."""
         if self.as_json:
-            problem = {
-                "error": type(error).__name__,
-                "text": str(error),
-                "may_have_executed": error.may_have_executed,
-                "seconds": round(seconds, 6),
-            }
-            typer.echo(json_line(problem))
+            typer.echo(json_line(error_fields(error) | {"seconds": round(seconds, 6)}))
 
 
 def call(

@@ -1,12 +1,14 @@
 """``bstar durable``: submit requests that survive both nodes, fetch their answers, and look after them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Literal
 
 import typer
 
-from bstar.errors import ConfigurationError
+from bstar.errors import CallError, ConfigurationError
 from bstar_cli import exits
 from bstar_cli.frames import BODY_HELP, frames_of, json_frame, print_frames
 from bstar_cli.options import Nodes, grouped, refuse, seconds_of
@@ -29,7 +31,7 @@ from bstar_cli.stored import (
     print_requests,
     progress,
 )
-from bstar_cli.terminal import json_line
+from bstar_cli.terminal import error_fields, json_line
 from bstar_client import RetryPolicy
 
 durable = typer.Typer(
@@ -94,6 +96,17 @@ class When:
         )
 
 
+@contextmanager
+def _errors_as(*, as_json: bool) -> Iterator[None]:
+    """Print an error of the call as JSON, too, if the answer would be."""
+    try:
+        yield
+    except CallError as error:
+        if as_json:
+            typer.echo(json_line(error_fields(error)))
+        raise
+
+
 def _seconds(text: str | None, option: str) -> float | None:
     return None if text is None else seconds_of(text, option)
 
@@ -129,7 +142,7 @@ def submit(
         bstar durable submit report - --at 2027-01-31T18:00:00+01:00 < month.json
     """
     delay, expires = _seconds(when.delay, "--delay"), _seconds(when.expires, "--expires")
-    with ways.client(nodes) as client:
+    with _errors_as(as_json=as_json), ways.client(nodes) as client:
         request_id = client.submit(
             service,
             frames_of(body),
@@ -187,7 +200,7 @@ def schedule(
         bstar durable schedule report x --cron '0 6 * * *' --zone Europe/Berlin --missed once
     """
     delay, expires = _seconds(when.delay, "--delay"), _seconds(when.expires, "--expires")
-    with ways.client(nodes) as client:
+    with _errors_as(as_json=as_json), ways.client(nodes) as client:
         schedule_id = client.schedule(
             service,
             frames_of(body),

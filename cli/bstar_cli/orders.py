@@ -37,6 +37,10 @@ _REASON_CHARS_MAX: Final = 200
 Ask = Callable[[str, Mapping[str, object]], bytes]
 
 
+class RefusedError(Exception):
+    """The order is refused, by the node or here; the text says why."""
+
+
 class NoAnswerError(Exception):
     """No node answered. ``was_sent``: a node may have got the order and carried it out."""
 
@@ -83,7 +87,7 @@ def who(reason: str) -> str:
 
 def give(order: Order, settings: Settings, arguments: Mapping[str, object], *, as_json: bool) -> None:
     """Give the order, wait for its end, print the answer. typer.Exit with 1 if it is refused, with 4 if it is
-    not known what became of it.
+    not known what became of it. A script gets an answer in JSON in either case.
     """
     until = None if order.wait_s is None else time.monotonic() + order.wait_s(settings)
     try:
@@ -99,8 +103,13 @@ def give(order: Order, settings: Settings, arguments: Mapping[str, object], *, a
                 time.sleep(_ASK_AGAIN_S)
                 answer = _answer(order, ask(f"{order.word}-progress", {}))
     except NoAnswerError as error:
-        how, code = ("not known", exits.UNKNOWN) if error.was_sent else ("refused", exits.FAILED)
-        _end(f"{how}: {error}", code)
+        if not error.was_sent:
+            _refuse(str(error), as_json=as_json)
+        if as_json:
+            typer.echo(json_line(Answer(note=str(error), is_under_way=True)))
+        _end(f"not known: {error}", exits.UNKNOWN)
+    except RefusedError as error:
+        _refuse(str(error), as_json=as_json)
     _print(answer, as_json=as_json)
     if not answer.is_under_way:
         if answer.note:
@@ -114,10 +123,16 @@ def _answer(order: Order, answer: bytes) -> Answer:
     try:
         read = msgspec.json.decode(answer, type=order.answer)
     except msgspec.DecodeError:
-        _end("refused: the node is of a release that answers otherwise", exits.FAILED)
+        raise RefusedError("the node is of a release that answers otherwise") from None
     if read.refusal:
-        _end(f"refused: {read.refusal}", exits.FAILED)
+        raise RefusedError(read.refusal)
     return read
+
+
+def _refuse(why: str, *, as_json: bool) -> NoReturn:
+    if as_json:
+        typer.echo(json_line(Answer(refusal=why)))
+    _end(f"refused: {why}", exits.FAILED)
 
 
 def _end(text: str, code: int) -> NoReturn:
@@ -214,13 +229,13 @@ def _check_primary(settings: Settings, ask: Ask, arguments: Mapping[str, object]
             f"a process listens at {peer}, so the primary may live: restart it or end it, and mend the link. "
             "Only if that is not the primary (a proxy, another program): --force"
         )
-        _end(f"refused: {text}", exits.FAILED)
+        raise RefusedError(text)
     if found == "unreachable":
         text = (
             f"{peer} cannot be reached ({why}), so it is not known whether the primary lives and serves "
             "others. Make sure that it is off and stays off, then: --force"
         )
-        _end(f"refused: {text}", exits.FAILED)
+        raise RefusedError(text)
 
 
 _CHECKS: Final = {"promote": _check_primary}

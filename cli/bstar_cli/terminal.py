@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bstar.base.printable import printable
+from bstar.errors import CallError
 
 # Not a terminal: nothing is cut and nothing is folded, so that a script finds whole words and lines.
 _PIPE_COLUMNS = 200
@@ -43,6 +44,12 @@ def lines(text: str | bytes) -> str:
     return "\n".join(
         "\t".join(printable(part, len(part) + 1) for part in line.split("\t")) for line in text.split("\n")
     )
+
+
+def error_fields(error: CallError) -> dict[str, object]:
+    """An error of a call, for JSON."""
+    name, may_have = type(error).__name__, error.may_have_executed
+    return {"error": name, "text": str(error), "may_have_executed": may_have}
 
 
 def json_line(value: object) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Type
 
 import msgspec
 
-from bstar.base.printable import duration, printable
+from bstar.base.printable import counted, duration, printable
 from bstar.settings.schema import RoleName, Settings
 from bstar.star.takeover_pause import PAUSE_S_MAX
 from bstar_broker.core.snapshot import ListedWorker, RequestState
@@ -564,7 +564,7 @@ def _pause_service(
     until = f"for {duration(for_s)}" if for_s else "until bstar service resume"
     is_paused = f"{service} is paused on the {operator.role} {until}"
     peer = operator.node.machine.settings.role.peer.value
-    note = f"the {peer} has pauses of its own: give this order on its machine, too, or a failover resumes it"
+    note = f"a pause holds at one node: give this order at the {peer}, too, or a failover resumes {service}"
     text = f"{is_paused}: {queued} wait, {in_flight} go on"
     return Work(queued=queued, in_flight=in_flight, text=text, note=note)
 
@@ -606,7 +606,8 @@ def _purge_service(operator: Operator, service: _Service, why: Why) -> Purged:
     operator.act(lambda now: orders.purge(record, why, now)[1])
     queued, in_flight = _left(operator, record)
     purged = before - queued
-    text = f"{service}: {purged} requests purged, {queued} durable ones wait on"
+    stay = f"; {counted(queued, 'durable request')} stay{'s' * (queued == 1)}" if queued else ""
+    text = f"{service}: {counted(purged, 'request')} purged{stay}"
     return Purged(queued=queued, in_flight=in_flight, purged=purged, text=text)
 
 
@@ -766,6 +767,7 @@ def _cancel_request(operator: Operator, request: _Request, why: Why) -> Requests
     row = orders.describe(record, operator.clock())
     operator.act(lambda now: orders.cancel(record, why, now))
     how = f"worker {row.worker} runs on, its answer is dropped" if row.worker else "it waited"
+    row = msgspec.structs.replace(row, is_given_up=True)
     return Requests(rows=[row], text=f"request {request} of {row.service} is cancelled: {how}")
 
 

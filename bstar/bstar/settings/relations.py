@@ -16,6 +16,7 @@ from bstar.base.endpoints import Endpoint, parse_endpoint, parse_http_bind
 from bstar.errors import ConfigurationError
 from bstar.settings.fields import FIELDS, flatten
 from bstar.settings.schema import Settings
+from bstar.settings.timing import PROFILES
 from bstar.wire.limits import SERVICE_BYTES_MAX
 
 # Two numbers written as decimals and multiplied may differ by less than anyone meant.
@@ -412,6 +413,18 @@ def _differ(path: str, pair: _Pair) -> bool:
     return pair.nodes[0].values[path] != pair.nodes[1].values[path]
 
 
+def _differ_by_profiles(path: str, pair: _Pair) -> bool:
+    """True if both nodes have from their profiles what differs."""
+    _, _, name = path.partition("timing.")
+    profiles = [PROFILES[node.settings.profile] for node in pair.nodes]
+    alike = [node.values[path] == each.get(name) for node, each in zip(pair.nodes, profiles, strict=True)]
+    return all(alike) and _differ(path, pair)
+
+
+def _differ_by_keys(path: str, pair: _Pair) -> bool:
+    return _differ(path, pair) and not _differ_by_profiles(path, pair)
+
+
 def _has_alone(path: str, at: int, pair: _Pair) -> bool:
     return pair.nodes[at].has(path) and not pair.nodes[1 - at].has(path)
 
@@ -455,11 +468,16 @@ PAIR_CONDITIONS = (
     ),
     *(
         PairCondition(
-            partial(_differ, path),
+            partial(_differ_by_keys, path),
             f"{path}: {{ours[{path}]}} on {{names[0]}}, {{theirs[{path}]}} on {{names[1]}}; they must be the "
             f"same: {reason}",
         )
         for path, reason in _ALIKE.items()
+    ),
+    PairCondition(
+        lambda pair: any(_differ_by_profiles(path, pair) for path in _ALIKE),
+        "profile: {ours[profile]} on {names[0]}, {theirs[profile]} on {names[1]}; give both nodes the same, "
+        "or the same timing.*",
     ),
     PairCondition(
         partial(_has_one, "security.key"),
