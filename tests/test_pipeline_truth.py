@@ -7,6 +7,7 @@ test_pipeline_incidents.py has both engines make the same tables of them.
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import duckdb
 import pytest
 
+from bstar_cli import exits
+from bstar_cli.main import main
 from support import committed, plain_reading, scenes
 from support.journals import AT_US, write
 
@@ -116,6 +119,29 @@ def test_objectives_count_what_clients_saw_where_they_keep_journals(told: Told, 
     (budget,) = told[0].rows("gold.budgets", pair)
     is_missed = reading.not_answered["echo"] > reading.calls["echo"] * (1 - budget.availability)
     assert not is_missed or not budget.is_kept
+
+
+def test_what_is_not_proven_is_of_its_own_time(told: Told) -> None:
+    def code(since: int, until: int) -> int:
+        period = [str(dt.datetime.fromtimestamp((AT_US + at) / 1e6, dt.UTC)) for at in (since, until)]
+        command = ["pipeline", "audit", str(told[0].root), "--pair", "unseen-calls", "--strict"]
+        period = [at.replace(" ", "T") for at in period]
+        return main([*command, "--from", period[0], "--to", period[1]])
+
+    (found,) = (each for each in told[0].rows("gold.audit", "unseen-calls") if each.verdict == "unproven")
+    assert (found.at_us, found.count, found.duration_us) == (AT_US + 20 * scenes.S, 1, None)
+    assert code(2 * scenes.S, 15 * scenes.S) == exits.OK
+    assert code(15 * scenes.S, 25 * scenes.S) == exits.NOT_PROVEN
+    # Without any client's journal they are counted from the first to the last.
+    counted = [
+        each
+        for each in told[0].rows("gold.audit", "whole-nodes")
+        if each.text.startswith("not in a client's journal")
+    ]
+    ends = [each.at_us + (each.duration_us or 0) - AT_US for each in counted]
+    assert min(each.at_us for each in counted) - AT_US == 2 * scenes.S + 2 * scenes.MS
+    assert max(ends) == 30 * scenes.S - 48 * scenes.MS
+    assert sum(each.count for each in counted) == 28 * 20
 
 
 def test_the_only_file_may_be_torn(tmp_path: Path) -> None:

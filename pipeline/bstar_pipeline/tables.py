@@ -174,7 +174,8 @@ _TABLES = (
         "One row for each finding. rule is lost, executed-twice, answered-twice, crossed, both-active, "
         "epoch-reused, stale-epoch, or of durable requests durable-lost, begun-after-end or answer-changed. "
         "verdict is violated, excused (the guarantees allow the repetition; such findings are counted, not "
-        "listed) or unproven (the journals cannot tell: they are sampled, incomplete or missing).",
+        "listed) or unproven (the journals cannot tell: they are sampled, incomplete or missing). What is "
+        "counted has one row for each minute: the first ended at at_us, the last duration_us later.",
         "rule STRING, verdict STRING, client STRING, number BIGINT, service STRING, node STRING, "
         "at_us BIGINT, duration_us BIGINT, count BIGINT, text STRING",
     ),

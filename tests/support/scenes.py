@@ -342,6 +342,13 @@ def _lost(scene: Scene) -> None:
     scene.worker.execution(20 * S - MS, "c1", 9_001)
 
 
+def _unseen(scene: Scene) -> None:
+    """A request of a client without a journal, long after the others."""
+    scene.serve(scene.primary, 2 * S, 10 * S)
+    scene.primary.request(20 * S, "c9", 1)
+    scene.worker.execution(20 * S - MS, "c9", 1)
+
+
 def _executed_twice(scene: Scene) -> None:
     scene.serve(scene.primary, 2 * S, 10 * S)
     scene.request(scene.primary, 20 * S, 20 * S + _TOOK)
@@ -378,6 +385,7 @@ _SCENES = {
     "partition": Plot(_partition, ("partition",)),
     "no-port": Plot(_not_started, ("crash", "stop")),
     "lost": Plot(_lost, ()),
+    "unseen": Plot(_unseen, ()),
     "executed": Plot(_executed_twice, ()),
     "answered": Plot(_answered_twice, ()),
 }

@@ -1,7 +1,8 @@
 """Was every accepted request answered once, and did one node serve at a time? One row for each finding.
 
 ``gold.rules`` judges single requests. A violated rule names its request; excused and unproven requests are
-counted, in one row for each pair, day, service and reason. ``gold.nodes`` has what is found about processes.
+counted, in one row for each pair, minute, service and reason: the first of them ended at ``at_us``, the last
+``duration_us`` later. ``gold.nodes`` has what is found about processes.
 
 Requests are never shuffled: they are filtered, counted, and joined with the clients that keep a journal.
 """
@@ -23,13 +24,37 @@ _UNWRITTEN_US = 2_000_000
 # ... and calls that had not ended yet.
 _CALL_MAX_US = 60_000_000
 
-# What a rule cannot be proven for: the rule, the count of such requests, and why.
+_MINUTE_US = 60_000_000
+
+_IS_ENDED = "outcome IN ('answered', 'failed')"
+# What a rule cannot be proven for: the rule, the condition of such requests, and why.
 _UNCOVERED = (
-    ("lost", "plain", "of plain Majordomo clients, whose requests have no identity: nothing is checked"),
-    ("lost", "no_call", "not in a client's journal: whether the client was told is not known"),
-    ("executed-twice", "no_run", "not in a worker's journal: how often they were executed is not known"),
-    ("answered-twice", "no_node", "not in a node's journal: how often they were answered is not known"),
-    ("crossed", "no_run", "not in a worker's journal: what was answered to them is not known"),
+    (
+        "lost",
+        "client LIKE 'mdp-%'",
+        "of plain Majordomo clients, whose requests have no identity: nothing is checked",
+    ),
+    (
+        "lost",
+        # The client of a durable request's attempts is the store.
+        f"client NOT LIKE 'mdp-%' AND number <> {DURABLE_NUMBER} AND evidence & {_CLIENT} = 0",
+        "not in a client's journal: whether the client was told is not known",
+    ),
+    (
+        "executed-twice",
+        f"client NOT LIKE 'mdp-%' AND evidence & {_WORKER} = 0 AND {_IS_ENDED}",
+        "not in a worker's journal: how often they were executed is not known",
+    ),
+    (
+        "answered-twice",
+        f"client NOT LIKE 'mdp-%' AND number < {DURABLE_NUMBER} AND evidence & {_NODE} = 0 AND {_IS_ENDED}",
+        "not in a node's journal: how often they were answered is not known",
+    ),
+    (
+        "crossed",
+        f"client NOT LIKE 'mdp-%' AND evidence & {_WORKER} = 0 AND {_IS_ENDED}",
+        "not in a worker's journal: what was answered to them is not known",
+    ),
 )
 
 
@@ -39,11 +64,20 @@ def audit(requests: DataFrame, runs: DataFrame, further: Sequence[DataFrame] = (
     # Named one by one if violated, else counted.
     is_named = F.col("verdict") == "violated"
     names = [F.when(is_named, F.col(name)).alias(name) for name in ("client", "number", "node")]
-    of_requests = found.groupBy("day", "pair", "rule", "verdict", "service", "text", *names).agg(
-        F.count(F.lit(1)).alias("count"), F.min("at_us").alias("at_us")
-    )
+    of_requests = found.groupBy(
+        "day", "pair", "rule", "verdict", "service", "text", _minute("at_us"), *names
+    ).agg(F.count(F.lit(1)).alias("count"), F.min("at_us").alias("at_us"), _lasted("at_us"))
     parts = [of_requests, _coverage(requests), *further]
     return reduce(DataFrame.unionByName, [shaped(part, "gold.audit") for part in parts])
+
+
+def _minute(at_us: str) -> Column:
+    return F.expr(f"({at_us}) DIV {_MINUTE_US}").alias("minute")
+
+
+def _lasted(at_us: str) -> Column:
+    """From the first to the last of several; null of one."""
+    return F.expr(f"nullif(max({at_us}) - min({at_us}), 0)").alias("duration_us")
 
 
 # --- single requests ----------------------------------------------------------------------------------------
@@ -121,32 +155,21 @@ def _is_suspect() -> Column:
 
 
 def _coverage(requests: DataFrame) -> DataFrame:
-    """How many requests lack the journals that a rule needs."""
-    counts = requests.groupBy("day", "pair", "service").agg(
-        F.min("accepted_at_us").alias("at_us"),
-        F.expr("count_if(client LIKE 'mdp-%') AS plain"),
-        # The client of a durable request's attempts is the store.
-        F.expr(
-            f"count_if(client NOT LIKE 'mdp-%' AND number <> {DURABLE_NUMBER} AND evidence & {_CLIENT} = 0) "
-            "AS no_call"
-        ),
-        F.expr(
-            f"count_if(client NOT LIKE 'mdp-%' AND evidence & {_WORKER} = 0 "
-            "AND outcome IN ('answered', 'failed')) AS no_run"
-        ),
-        F.expr(
-            f"count_if(client NOT LIKE 'mdp-%' AND number < {DURABLE_NUMBER} AND evidence & {_NODE} = 0 "
-            "AND outcome IN ('answered', 'failed')) AS no_node"
-        ),
-    )
-    rows = F.array(
-        *(
-            F.struct(F.lit(rule).alias("rule"), F.col(column).alias("count"), F.lit(text).alias("text"))
-            for rule, column, text in _UNCOVERED
+    """How many requests lack the journals that a rule needs, and when they ended."""
+    reasons = [
+        F.when(
+            F.expr(condition),
+            F.struct(
+                F.lit(rule).alias("rule"), F.lit("unproven").alias("verdict"), F.lit(text).alias("text")
+            ),
         )
-    )
+        for rule, condition, text in _UNCOVERED
+    ]
+    at_us = F.coalesce("ended_at_us", "accepted_at_us").alias("at_us")
+    lacking = F.filter(F.array(*reasons), lambda one: one.isNotNull())
+    rows = requests.select("day", "pair", "service", at_us, F.explode(lacking).alias("found"))
     return (
-        counts.select("day", "pair", "service", "at_us", F.inline(rows))
-        .where("count > 0")
-        .withColumn("verdict", F.lit("unproven"))
+        rows.select("*", "found.*")
+        .groupBy("day", "pair", "rule", "verdict", "service", "text", _minute("at_us"))
+        .agg(F.count(F.lit(1)).alias("count"), F.min("at_us").alias("at_us"), _lasted("at_us"))
     )

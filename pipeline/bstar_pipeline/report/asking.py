@@ -78,7 +78,16 @@ def findings(source: Source, most: int = FINDINGS_MAX) -> Shown[Finding]:
         f"{column} NULLS FIRST" for column in ("at_us", "rule", "client", "number", "text")
     )
     where = f"verdict <> 'excused' AND {_audited(source)}"
-    return _shown(source, "gold.audit", Finding, where, order, most, count="COALESCE(count, 1)")
+    # What is counted has a row for each minute; here it is one finding.
+    apart = "CASE WHEN verdict = 'violated' OR service IS NULL OR node IS NOT NULL THEN at_us END"
+    where += f" GROUP BY pair, rule, verdict, client, number, service, node, text, {apart}"
+    span = "MAX(at_us + COALESCE(duration_us, 0)) - MIN(at_us)"
+    columns = {
+        "at_us": "MIN(at_us)",
+        "duration_us": f"COALESCE(NULLIF({span}, 0), MAX(duration_us))",
+        "count": "CAST(SUM(COALESCE(count, 1)) AS BIGINT)",
+    }
+    return _shown(source, "gold.audit", Finding, where, order, most, **columns)
 
 
 def incidents(source: Source, most: int = INCIDENTS_MAX) -> Shown[Incident]:
@@ -125,7 +134,7 @@ def _shown(
     rows = source.ask(name, f"SELECT * FROM ({chosen}) AS chosen ORDER BY {order} LIMIT {most + 1}")  # noqa: S608
     total = len(rows)
     if total > most:
-        (row,) = source.ask(name, f"SELECT COUNT(*) AS total FROM {{table}} WHERE {where}")  # noqa: S608
+        (row,) = source.ask(name, f"SELECT COUNT(*) AS total FROM ({chosen}) AS chosen")  # noqa: S608
         total = row["total"]
     return Shown((filled(kind, row) for row in rows[:most]), total)
 
@@ -135,7 +144,8 @@ def _within(source: Source, column: str) -> str:
 
 
 def _audited(source: Source) -> str:
-    # A finding without a time is about its whole day.
+    # A finding without a time is about its whole day; what is counted is of a time.
     first, last = source.choice.days
     is_of_day = f"at_us IS NULL AND day BETWEEN DATE '{first}' AND DATE '{last}'"
-    return f"({is_of_day} OR {_within(source, 'at_us')})"
+    ended_us = "at_us + CASE WHEN verdict = 'violated' THEN 0 ELSE COALESCE(duration_us, 0) END"
+    return f"({is_of_day} OR (at_us < {source.choice.until_us} AND {ended_us} >= {source.choice.from_us}))"
