@@ -117,6 +117,7 @@ _DECIDES_NOTHING = frozenset(
         "is_active",  # always state is ACTIVE, which is checked
         "node",
         "counters",
+        "_is_given",  # only for a counter
         "pause",  # nobody pauses takeovers here
         "quorum",  # None: there is no arbiter here
         "serve_until",  # for ever while active
