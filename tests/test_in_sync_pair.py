@@ -81,7 +81,7 @@ def test_an_operator_overrules_the_arbiter(tmp_path: Path, capsys: pytest.Captur
             shutil.rmtree(pair.backup.config["store"]["directory"])
             pair.primary.start()
             pair.primary.activate()
-            pair.primary.wait_for("counted out", lambda state: "force this copy" in trouble_of(state))
+            pair.primary.wait_for("counted out", lambda state: "store force" in trouble_of(state))
             force = ["store", "force", "--config", str(pair.primary.config_path)]
             assert main(force) == exits.FAILED
             assert "say --give-up-the-other" in capsys.readouterr().err
