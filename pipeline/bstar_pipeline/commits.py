@@ -20,7 +20,6 @@ This module imports nothing of Spark. ``bstar_pipeline.store`` reads and writes 
 """
 
 import datetime as dt
-import fcntl
 import hashlib
 import os
 import re
@@ -34,6 +33,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import msgspec
 
 from bstar.errors import ConfigurationError
+from bstar.host.whole_file import lock_file, sync_folder, write_whole
 
 VERSION = 1
 POINTER = "current.json"
@@ -302,15 +302,7 @@ class Folder:
 
     def put(self, path: str, content: bytes) -> None:
         """As ``Store.put``: a rename, which readers see whole and which a loss of power leaves whole."""
-        target = self._root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-        with part.open("wb") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
-        part.replace(target)
-        _sync(target.parent)
+        write_whole(self._root / path, content)
 
     def files(self, folder: str) -> list[str]:
         """As ``Store.files``."""
@@ -335,30 +327,25 @@ class Folder:
         """As ``Store.settle``."""
         files = [self._root / path for path in paths]
         folders = {folder for file in files for folder in file.parents if self._root in folder.parents}
-        for each in (*files, *folders):
-            _sync(each)
+        for file in files:
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
+        for folder in folders:
+            sync_folder(folder)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """As ``Store.locked``: by a lock of the kernel, which ends with its process."""
-        self._root.mkdir(parents=True, exist_ok=True)
-        with (self._root / _LOCK).open("ab") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigurationError(
-                    f"another process is writing the tables below {self._root}: start this one when that "
-                    "has ended"
-                ) from None
+        lock = lock_file(self._root / _LOCK)
+        if lock is None:
+            raise ConfigurationError(
+                f"another process is writing the tables below {self._root}: start this one when that "
+                "has ended"
+            )
+        try:
             yield
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        finally:
+            os.close(lock)
 
 
 def folder_named(root: str) -> Path | None:

@@ -29,6 +29,7 @@ from msgspec.structs import replace
 from bstar.base.closing import Closing
 from bstar.errors import ConfigurationError, StoreError
 from bstar.host.memory import Memory
+from bstar.host.whole_file import sync_folder
 from bstar_broker.store import sqlite_log, sqlite_table
 from bstar_broker.store.core.entries import START, Position
 from bstar_broker.store.core.events import Mark
@@ -102,7 +103,7 @@ class StoreFolder(Closing):
         """Say that no store was made here. OSError if that cannot be stored."""
         os.ftruncate(self._lock, 0)
         os.fsync(self._lock)
-        _sync_folder(self.path)
+        sync_folder(self.path)
 
     def note(self, state: bytes) -> None:
         """Say it in the lock file. OSError if that cannot be stored."""
@@ -112,10 +113,10 @@ class StoreFolder(Closing):
 
     def sync_names(self) -> None:
         """Bring the names of the files to the disk. OSError if that fails."""
-        _sync_folder(self.path)
+        sync_folder(self.path)
         if self._is_new:
             # A crash must not take the directory itself away.
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
 
     def file_bytes(self) -> int:
         """The octets of database and WAL. OSError if the system does not tell."""
@@ -462,14 +463,6 @@ def _cache_bytes() -> int:
         left = memory.left()
     fits = _CACHE_BYTES_MAX if left is None else left // _CACHE_PART
     return min(max(fits, _CACHE_BYTES_MIN), _CACHE_BYTES_MAX)
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _number_in(path: Path) -> Sequence | None:
