@@ -572,14 +572,12 @@ def _durables(
     return [durable_findings(durables, records, runs, states, clock_error_us)]
 
 
-def _rows_clamped(rows: Iterable[Row], scope: frozenset[Part]) -> Iterator[Row]:
-    """The same of rows."""
+def _days_of(scope: frozenset[Part]) -> dict[str, tuple[dt.date, dt.date]]:
+    """The first and the last day of each pair."""
     days_of: defaultdict[str, list[dt.date]] = defaultdict(list)
     for day, pair in scope:
         days_of[pair].append(day)
-    for row in rows:
-        days = days_of.get(row["pair"]) or [row["day"]]
-        yield {**row, "day": max(min(row["day"], max(days)), min(days))}
+    return {pair: (min(days), max(days)) for pair, days in days_of.items()}
 
 
 def _clamped(frame: DataFrame, scope: frozenset[Part]) -> DataFrame:
@@ -587,15 +585,20 @@ def _clamped(frame: DataFrame, scope: frozenset[Part]) -> DataFrame:
 
     A row of another day would replace all that another job wrote for that day.
     """
-    days_of: dict[str, list[dt.date]] = {}
-    for day, pair in scope:
-        days_of.setdefault(pair, []).append(day)
     # One CASE with a branch for each pair: one in the other, a hundred are too deep for a plan.
     clamped = F.when(F.lit(False), F.col("day"))
-    for pair, days in days_of.items():
-        in_range = F.greatest(F.least(F.col("day"), F.lit(max(days))), F.lit(min(days)))
+    for pair, (first, last) in _days_of(scope).items():
+        in_range = F.greatest(F.least(F.col("day"), F.lit(last)), F.lit(first))
         clamped = clamped.when(F.col("pair") == pair, in_range)
     return frame.withColumn("day", clamped.otherwise(F.col("day")))
+
+
+def _rows_clamped(rows: Iterable[Row], scope: frozenset[Part]) -> Iterator[Row]:
+    """The same of rows."""
+    days_of = _days_of(scope)
+    for row in rows:
+        first, last = days_of.get(row["pair"], (row["day"], row["day"]))
+        yield {**row, "day": max(min(row["day"], last), first)}
 
 
 def _counts(frame: DataFrame, column: str) -> dict[str, int]:

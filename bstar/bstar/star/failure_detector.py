@@ -118,12 +118,9 @@ class Detector:
 
     @property
     def _highest_ms(self) -> int:
-        published = self._published
         if not self._acknowledged:
             return self._max_ms
-        if len(published) == 1:
-            return max(self.need_ms, published[0][1])
-        return max(self.need_ms, *(need_ms for _, need_ms in published))
+        return max(self.need_ms, *(need_ms for _, need_ms in self._published))
 
     @property
     def _lowest_ms(self) -> int:

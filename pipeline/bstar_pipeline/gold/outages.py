@@ -169,7 +169,6 @@ def outages(
     ``serving``: when each node began to serve, with its name and boot, in order. Pauses that neither a peer
     nor a request noticed are left out. Whether several requests waited is for the caller to count.
     """
-
     found = []
     owners: dict[Gap, list[Incident]] = defaultdict(list)
     for incident in incidents:
