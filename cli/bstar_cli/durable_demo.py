@@ -165,6 +165,8 @@ class _Stage(Stage):
         for process in running:
             process.wait_exit()
         self._kills += len(running)
+        if self._running is not None and self._running not in running:
+            self.finish(self._running)  # it was done before its kill
 
     def _start_again(self) -> None:
         for process in (*self.nodes, *self.workers):
