@@ -204,6 +204,6 @@ def test_a_client_says_that_the_only_worker_was_busy(tmp_path: Path) -> None:
         holder.start()
         assert begun.wait(WAIT_S)
         with pytest.raises(CallTimeoutError, match='the only worker of service "price" was busy'):
-            client.request("price", b"", timeout=1.0)
+            client.request("price", b"", timeout=4.0)
         go_on.set()
         holder.join(WAIT_S)
