@@ -292,6 +292,13 @@ def _move(operator: Operator) -> Move:
     )  # fmt: skip
 
 
+def _elsewhere(operator: Operator) -> str:
+    """Whom to ask, if this node does not serve; empty if it does."""
+    node, role = operator.node, operator.node.machine.settings.role
+    state, peer = node.machine.state.name, role.peer.value
+    return "" if node.is_active else f"the {role.value} is {state}: ask the {peer}, on its machine"
+
+
 @_order(
     "switchover",
     _PRIMARY,
@@ -324,9 +331,7 @@ def _switch_over(
     """
     node, role = operator.node, operator.node.machine.settings.role
     if to == role.value:
-        is_there = "serves already" if node.is_active else f"is {node.machine.state.name}"
-        where = "" if node.is_active else f": ask the {role.peer.value}, on its machine"
-        raise RefusedError(f"the {role.value} {is_there}{where}")
+        raise RefusedError(_elsewhere(operator) or f"the {role.value} serves already")
     _log.info("bstar switchover: the operator asks to give the role to the %s", role.peer.value)
     before = node.parting.switchover
     operator.carry_out(node.switch_over(operator.clock(), is_if_healthy=is_if_healthy))
@@ -731,7 +736,8 @@ def _list_requests(
     rows = broker.work_orders.oldest(record, limit, operator.clock())
     running = sum(each.held for each in broker.ledger.workers.values() if record in (None, each.service))
     waiting = broker.ledger.waiting.count if record is None else record.queue.length
-    note = f"{running:,} at workers, {waiting:,} waiting"
+    where = _elsewhere(operator)
+    note = f"{running:,} at workers, {waiting:,} waiting{f' here; {where}' if where else ''}"
     return Requests(rows=rows, running=running, waiting=waiting, note=note)
 
 
