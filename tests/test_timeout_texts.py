@@ -172,12 +172,12 @@ def test_the_log_names_a_request_that_was_lost_with_its_worker_and_does_not_name
 def test_both_clients_say_that_nobody_offers_the_service(tmp_path: Path) -> None:
     with lone_broker(tmp_path) as broker:
         with HAClient(broker.endpoint) as client, pytest.raises(CallTimeoutError) as caught:
-            client.request("price", b"", timeout=1.0)
+            client.request("price", b"", timeout=4.0)
 
         async def ask() -> str:
             async with AsyncHAClient(broker.endpoint) as client:
                 with pytest.raises(CallTimeoutError) as caught:
-                    await client.request("price", b"", timeout=1.0)
+                    await client.request("price", b"", timeout=4.0)
                 return str(caught.value)
 
         for text in (str(caught.value), asyncio.run(ask())):
