@@ -616,6 +616,19 @@ def test_a_build_that_drops_plain_requests_while_it_asks_its_peer_is_caught(
         while_the_active_node_stalls()
 
 
+def test_a_plain_client_that_begins_beside_a_backup_that_serves_may_lose_its_first_call() -> None:
+    """It asks the primary first, which is passive and cannot tell a plain client who serves."""
+    simulation = pair(seed=3, clients=(("client1", "mdp02"),), calls_per_s=0.02)
+    befall(simulation, Kind.CRASH, "primary", 1.0)
+    simulation.run_for(100.0)
+    assert simulation.checks.serving() == [simulation.backup]
+    befall(simulation, Kind.CLIENT_CRASH, "client1", 1.0)
+    simulation.run_for(400.0)
+    assert simulation.checks.counts["call OutcomeUnknownError"] >= 1
+    assert simulation.checks.counts["call answered"] >= 1
+    simulation.finish()
+
+
 def test_a_goodbye_in_the_backlog_of_a_stall_does_not_let_a_node_serve_beside_its_returned_peer() -> None:
     """The primary stops while the backup is frozen, comes back alone and serves; then the backup goes on."""
     simulation = pair(calls_per_s=20.0)

@@ -95,6 +95,8 @@ class Checks:
         self.guard: Guard | None = None
         # When a client's pipe last had no room for what may have been the end of a call.
         self._deprived_at: dict[str, float] = {}
+        # When each client's first call ended since the client began or the role moved.
+        self._first_ended_at: dict[str, float] = {}
 
     @property
     def outstanding(self) -> dict[str, Issued]:
@@ -140,6 +142,7 @@ class Checks:
             self._check_kept(node)
         self._last, self._stopped_at = (node, node.runs), None
         self._kept.clear()
+        self._first_ended_at.clear()
 
     def _is_quiet(self) -> bool:
         """Whether the pair has recovered from the last fault."""
@@ -419,6 +422,7 @@ class Checks:
     def _end(self, issued: Issued, outcome: str) -> None:
         issued.outcome = outcome
         issued.ended_at = self.world.now
+        self._first_ended_at.setdefault(issued.client, issued.ended_at)
         issued.call = None
         self._calls.pop(issued.token, None)
         self.counts[f"call {outcome}"] += 1
@@ -428,6 +432,9 @@ class Checks:
         begin, end = issued.submitted_at - self.recovery_s, issued.ended_at or self.world.now
         if issued.dialect != "native" and begin < 0.0:
             # What a plain client sends to a node that has just begun is dropped without a word.
+            return True
+        if issued.dialect != "native" and issued.submitted_at <= self._first_ended_at.get(issued.client, end):
+            # A passive node cannot tell a plain client who serves: its first call finds that out.
             return True
         troubles = [*self.troubles, *self._troubles_of.get(issued.client, ())]
         return any(since <= end and until >= begin for since, until in troubles)
@@ -457,6 +464,7 @@ class Checks:
 
     def client_gone(self, client: SimClient | SimEmqClient) -> None:
         """Nobody waits for its calls any more."""
+        self._first_ended_at.pop(client.name, None)
         for token in [token for token, issued in self._calls.items() if issued.client == client.name]:
             del self._calls[token]
             self.counts["call lost with its client"] += 1
