@@ -216,7 +216,9 @@ class SimClient(LinkOwner):
         service, body = asked.encode(), [body_of(token, kind)]
         if kind == "mmi":
             service, body = b"mmi.service", [service]
-        issued.call = Call(service, body, now + timeout_s, is_idempotent, is_stream, 0, issued, pair=place)
+        issued.call = Call(
+            service, body, now + timeout_s, is_idempotent, is_stream, sink=issued, begun_at=now, pair=place
+        )
         self._open[place] += 1
         self._watchers[place].call_made(issued)
         return issued.call
