@@ -6,9 +6,10 @@ from bstar.wire.refusals import REFUSALS
 def generate() -> str:
     """The Markdown between the markers."""
     rows = [
-        f"| `{each.reason}` | {'BUSY' if each.code is None else each.code.name}: {each.text} "
-        f"| {'yes' if each.may_have_run else 'no'} | {'yes' if each.is_of_service else 'no'} | {each.do} |"
+        f"| `{each.reason}`{' *' if each.is_of_service else ''} "
+        f"| {'BUSY' if each.code is None else each.code.name}: {each.text} | {each.do} |"
         for each in REFUSALS
     ]
-    head = "| reason | what the client gets | may an attempt have run | counts for the service | do |"
-    return "\n".join([head, "|---|---|---|---|---|", *rows])
+    ran = ", ".join(f"`{each.reason}`" for each in REFUSALS if each.may_have_run)
+    note = f"\\* counts for the service. An earlier attempt may have run: {ran} only."
+    return "\n".join(["| reason | what the client gets | do |", "|---|---|---|", *rows, "", note])
