@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from bstar.star import RULES
+from bstar.star.rules import Effect, Event, State
 from bstar_pipeline.tables import TABLES
 from pages import rules, tables
 from pages.__main__ import FILES, PARTS, main
@@ -40,5 +41,14 @@ def test_a_page_without_markers_is_refused() -> None:
 
 
 def test_the_pages_have_every_rule_and_every_table() -> None:
-    assert all(rule.reason in rules.generate() for rule in RULES)
+    page = rules.generate()
+    claims = [rule for rule in RULES if rule.effect is Effect.CLAIM]
+    assert all(rule.reason in page for rule in RULES if rule not in claims)
+    # One sentence says these: each stands before a rule that begins to serve.
+    assert {(rule.state, rule.event) for rule in claims} == {
+        (rule.state, rule.event)
+        for rule in RULES
+        if rule.next_state is State.ACTIVE is not rule.state and rule.event is not Event.MAJORITY_WON
+    }
+    assert f"a rule that begins to serve keeps the state and {Effect.CLAIM.value}" in " ".join(page.split())
     assert all(f"`{name}`" in tables.generate() for name in TABLES)

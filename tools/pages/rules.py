@@ -1,6 +1,7 @@
 """The rules of the pair, for docs/binary-star.md: a diagram, the rules, and what their words mean."""
 
 from bstar.star.rules import RULES, Effect, Event, Guard, Role, Rule, State
+from pages.markdown import wrapped
 
 
 def generate() -> str:
@@ -26,22 +27,32 @@ def _label(rule: Rule) -> str:
 
 
 def _rules() -> list[str]:
-    lines = ["| in | on | if | then | and | because |", "|---|---|---|---|---|---|"]
+    claims = (
+        f"With an arbiter, while the majority is not this node's (`{Guard.MAJORITY_MISSING.name}`), "
+        f"a rule that begins to serve keeps the state and {Effect.CLAIM.value}; "
+        f"`{Event.MAJORITY_WON.name}` is exempt."
+    )
+    lines = [wrapped(claims), "", "| in | on | if | then | and | because |", "|---|---|---|---|---|---|"]
+    states: dict[str, list[str]] = {}  # what is the same in several states stands once
     for rule in RULES:
-        guards = [guard for guard in (rule.guard, rule.also) if guard is not Guard.ALWAYS]
-        guard = " and ".join(f"`{guard.name}`" for guard in guards)
-        effect = "" if rule.effect is Effect.NONE else rule.effect.value
-        next_state = "stays" if rule.next_state is rule.state else rule.next_state.name
-        if rule.state is State.ACTIVE and rule.next_state is State.ACTIVE:
-            effect = "takes a new epoch"
-        lines.append(
-            f"| {rule.state.name} | `{rule.event.name}` | {guard} | {next_state} | {effect} | {rule.reason} |"
-        )
-    return lines
+        if rule.effect is not Effect.CLAIM:  # the sentence above says these
+            states.setdefault(_cells(rule), []).append(rule.state.name)
+    return [*lines, *(f"| {', '.join(names)} {cells}" for cells, names in states.items())]
+
+
+def _cells(rule: Rule) -> str:
+    """What stands beside the state."""
+    guards = [guard for guard in (rule.guard, rule.also) if guard is not Guard.ALWAYS]
+    guard = " and ".join(f"`{guard.name}`" for guard in guards)
+    effect = "" if rule.effect is Effect.NONE else rule.effect.value
+    next_state = "stays" if rule.next_state is rule.state else rule.next_state.name
+    if rule.state is State.ACTIVE and rule.next_state is State.ACTIVE:
+        effect = "takes a new epoch"
+    return f"| `{rule.event.name}` | {guard} | {next_state} | {effect} | {rule.reason} |"
 
 
 def _words() -> list[str]:
-    guards = [guard for guard in Guard if guard is not Guard.ALWAYS]
+    guards = [guard for guard in Guard if guard not in {Guard.ALWAYS, Guard.MAJORITY_MISSING}]
     return [
         "| event | what happened |",
         "|---|---|",
