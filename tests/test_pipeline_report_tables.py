@@ -90,6 +90,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [
             interval | {"state": "ACTIVE", "since_at_us": NOON, "until_at_us": NOON + 2 * MINUTE},
             interval | {"state": "PASSIVE", "since_at_us": NOON - HOUR, "until_at_us": NOON - MINUTE},
+            # Its journal goes on elsewhere: the next record is not due yet.
+            interval
+            | {"node": "backup", "state": "PASSIVE", "ended_by": "end"}
+            | {"since_at_us": NOON + 1, "until_at_us": NOON + 2 * MINUTE - 7_000_000},
         ],
     )
     save(
@@ -214,7 +218,10 @@ def test_the_page_shows_what_the_tables_say_and_no_more_than_fits(
     assert content.requests == 600 + 1 + 1 + 4
     assert content.errors == 1
     assert content.retried == 2
-    assert [each.state for each in content.intervals] == ["ACTIVE"]
+    assert [(each.node, each.state, each.until_at_us) for each in content.intervals] == [
+        ("primary", "ACTIVE", NOON + 2 * MINUTE),
+        ("backup", "PASSIVE", content.until_us),
+    ]
 
     assert (len(content.incidents), content.incidents.total) == (200, 210)
     assert min(each.outage_us or 0 for each in content.incidents) == 1_010

@@ -65,8 +65,8 @@ NOT_STARTED = "did not start"
 
 # Two nodes that crash within this time went down together.
 _BOTH_US = 10_000_000
-# An incident's first sign elsewhere comes within this time, or it is another incident's.
-_SIGN_MAX_US = 60_000_000
+# A connection that breaks later is no sign of an incident.
+_SIGN_MAX_US = 30_000_000
 # Nodes write a record every few seconds: so long a silence is no chance.
 _SILENT_MIN_US = 15_000_000
 # By these a client or worker tells that it lost a node.
@@ -330,8 +330,9 @@ class History:
             *self._both_active(states),
             *self._starts(),
         ]
-        followed = (self._recovered(self._detected(self._taken_over(each))) for each in found)
-        return sorted(followed, key=attrgetter("began_at_us", "node", "kind"))
+        in_order = sorted(map(self._taken_over, found), key=attrgetter("began_at_us", "node", "kind"))
+        begins = sorted(each.began_at_us - each.began_error_us for each in in_order)
+        return [self._recovered(self._detected(each, begins)) for each in in_order]
 
     def _find_losses(self) -> list[_Loss]:
         losses = []
@@ -614,24 +615,22 @@ class History:
             epoch=(taken.epoch if taken is not None else before.epoch if before is not None else 0) or 0,
         )
 
-    def _detected(self, each: Incident) -> Incident:
-        """Add detected_at_us: the first sign at another process."""
+    def _detected(self, each: Incident, begins: Sequence[int]) -> Incident:
+        """Add detected_at_us: the first sign at another process. ``begins``: when incidents began, in order.
+
+        A broken connection is a sign of the last incident that had begun, until that ends.
+        """
         if each.kind == "start":
             return replace(each, detected_at_us=each.taken_over_at_us)
         if each.kind == "both-active":
             return replace(each, detected_at_us=each.ended_at_us)
-        since_us, until_us = each.began_at_us - each.began_error_us, each.began_at_us + _SIGN_MAX_US
-        found = [
-            sign.at_us
-            for events in (self._brokers, self._cut_off)
-            for sign in _between(events, since_us, until_us, attrgetter("at_us"))
-            if sign.node != each.node
-            and (sign.kind in ("peer-lost", *_CUT_OFF) or (sign.kind == "state" and sign.new == "ACTIVE"))
-        ][:1]
-        found += [at_us for at_us in (each.lost_at_us, each.taken_over_at_us) if at_us is not None]
-        if not found and each.ended_at_us is None:
-            return each
-        return replace(each, detected_at_us=max(each.began_at_us, min(found, default=each.began_at_us)))
+        since_us = each.began_at_us - each.began_error_us
+        later = bisect_right(begins, each.began_at_us)
+        limits = [each.began_at_us + _SIGN_MAX_US, *(begin - 1 for begin in begins[later : later + 1])]
+        until_us = min(limits if each.ended_at_us is None else [*limits, each.ended_at_us])
+        signs = [sign.at_us for sign in _between(self._cut_off, since_us, until_us, attrgetter("at_us"))[:1]]
+        signs += [at_us for at_us in (each.lost_at_us, each.taken_over_at_us) if at_us is not None]
+        return replace(each, detected_at_us=max(each.began_at_us, min(signs)) if signs else None)
 
     def _recovered(self, each: Incident) -> Incident:
         """Add recovered_at_us: both nodes are there again and know it."""

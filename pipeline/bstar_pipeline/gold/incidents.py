@@ -75,10 +75,11 @@ def _row(each: dict[str, Any], counts: Row) -> dict[str, Any] | None:
     cause = _cause(each)
     if is_outage:
         cause = (
-            f"{waiting} requests waited ({counts.get('services', '')}), and for "
-            f"{(each['ended_at_us'] - began_us) / 1e6:.3f} s no worker was at work on any, and none was "
-            "answered."
+            f"{waiting} requests waited ({counts.get('services', '')}) and none was answered for "
+            f"{each['outage_us'] / 1e6:.3f} s: no worker was at work on any."
         )
+        if each["ended_at_us"] is None:
+            cause += " None was answered later in these journals."
     return {
         **each,
         "retried": counts.get("retried", 0),

@@ -38,7 +38,6 @@ OUTAGE_MIN_US = 100_000
 SECOND = StructType([StructField("pair", StringType()), StructField("second", LongType())])
 """A second around an incident."""
 
-_AROUND_US = 30_000_000
 # By how much a time without an answer may reach beyond its incident.
 _SETTLE_US = 2_000_000
 _FINE_US, _COARSE_US, _SECOND_US = 1_000, 100_000, 1_000_000
@@ -88,8 +87,7 @@ def around(incident: Incident) -> tuple[int, int]:
     if incident.kind == "both-crash" or (incident.kind == "pause" and served_us is None):
         served_us = incident.ended_at_us
     if incident.detected_at_us is not None:
-        detected_us = min(incident.detected_at_us, incident.began_at_us + _AROUND_US)
-        served_us = detected_us if served_us is None else max(served_us, detected_us)
+        served_us = max(served_us or 0, incident.detected_at_us)
     return since_us, max(incident.began_at_us, served_us or 0)
 
 
@@ -224,17 +222,19 @@ def _is_explained(owners: Iterable[Incident]) -> bool:
 
 
 def _outage(gap: Gap, pauses: Iterable[Incident], serving: Sequence[tuple[int, str, str]]) -> Outage:
+    """Of requests that were not answered any more it lasts to the last of them."""
     active = bisect_right(serving, gap.began_at_us, key=lambda each: each[0])
     _, node, boot = serving[active - 1] if active else (0, "", "")
+    answered_us = None if gap.is_open else gap.answered_at_us
     incident = Incident(
         "outage",
         node,
         boot,
         gap.began_at_us,
         "",
-        ended_at_us=gap.worked_at_us,
-        recovered_at_us=gap.worked_at_us,
+        ended_at_us=answered_us,
+        recovered_at_us=answered_us,
         was_serving=True,
     )
-    outage_us = None if gap.is_open else gap.answered_at_us - gap.began_at_us
+    outage_us = gap.answered_at_us - gap.began_at_us
     return Outage(incident, gap.began_at_us, outage_us, gap.began_at_us, gap.answered_at_us, tuple(pauses))

@@ -45,10 +45,15 @@ def rates(tables: Tables) -> tuple[list[Rate], int]:
 
 
 def intervals(tables: Tables) -> Shown[Interval]:
-    """What the nodes were, in order; of too many the longest."""
+    """What the nodes were, in order; of too many the longest.
+
+    A node whose journal simply ends was alive: its next record was not due yet.
+    """
     since, until = F.col("since_at_us"), F.col("until_at_us")
+    lasted = F.when(F.col("ended_by") == "end", F.greatest(until, F.lit(tables.until_us))).otherwise(until)
     frame = (
         tables.of_pair("silver.states")
+        .withColumn("until_at_us", lasted)
         .where((since < tables.until_us) & (until >= tables.from_us))
         .withColumn("length_us", until - since)
         .withColumns(
