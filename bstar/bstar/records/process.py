@@ -28,7 +28,7 @@ class Started(Base, frozen=True, tag="started"):
 
 
 class Stopping(Base, frozen=True, tag="stopping"):
-    """A broker was asked to end in good order. It finishes what it has, hands the role over, and ends."""
+    """A broker was asked to end in good order."""
 
 
 class Stopped(Base, frozen=True, tag="stopped"):
@@ -44,9 +44,8 @@ class SegmentClosed(Base, frozen=True, tag="closed"):
 
 
 class Dropped(Base, frozen=True, tag="dropped"):
-    """The journal could not keep up: ``count`` records since ``since_us`` (monotonic) were not written,
-    ``requests`` of them about requests, calls and executions. The others have a part of the buffer for
-    themselves, so state changes are among them only if that was full, too.
+    """``count`` records since ``since_us`` (monotonic) were not written, ``requests`` of them about requests,
+    calls and executions.
     """
 
     count: int
@@ -67,7 +66,7 @@ class Stalled(Base, frozen=True, tag="stall"):
 
 
 class Pulse(Base, frozen=True, tag="pulse"):
-    """A broker lives: its state, and what it holds. Once in a while, whether anything happens or not."""
+    """A broker lives: its state, and what it holds, once per ``journal.interval_s``."""
 
     state: str
     epoch: int

@@ -38,7 +38,7 @@ class Durable(Base, frozen=True, tag="durable"):
 
 
 class StorePulse(Base, frozen=True, tag="store"):
-    """What the durable store holds after the entry ``entry``. Once in a while, whatever happens.
+    """What the durable store holds after the entry ``entry``, with each pulse.
 
     The counts are exact whatever the sampling. ``text`` says why the store does not lead though it should.
     """
