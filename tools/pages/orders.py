@@ -1,4 +1,4 @@
-"""The orders of an operator, for docs/cli.md."""
+"""The orders of an operator, for docs/cli.md. What each means by 0 and 1 is in its ``--help``."""
 
 import msgspec
 
@@ -7,11 +7,8 @@ from bstar_broker.operate.orders import ORDERS, Order
 
 def generate() -> str:
     """The Markdown between the markers."""
-    rows = [
-        f"| `{_usage(each)}` | {each.about} | {each.at} | {each.done} | {each.refused} |" for each in ORDERS
-    ]
-    head = "| `bstar …` | what it does | on the machine of | 0 | 1 |"
-    return "\n".join([head, "|---|---|---|---|---|", *rows])
+    rows = [f"| `{_usage(each)}` | {each.at} | {each.about} |" for each in ORDERS]
+    return "\n".join(["| `bstar …` | on the machine of | what it does |", "|---|---|---|", *rows])
 
 
 def _usage(order: Order) -> str:
