@@ -103,7 +103,8 @@ def test_a_run_without_faults_has_no_unknown_outcome_and_one_activation() -> Non
 
     assert outcome.violation is None
     assert outcome.counts["activations"] == 1
-    assert outcome.counts["call answered"] + outcome.counts["call HandlerError"] == outcome.counts["calls"]
+    ends = ("call answered", "call HandlerError", "call left")
+    assert sum(outcome.counts[end] for end in ends) == outcome.counts["calls"]
 
 
 @pytest.mark.loopback
@@ -627,6 +628,23 @@ def test_a_plain_client_that_begins_beside_a_backup_that_serves_may_lose_its_fir
     assert simulation.checks.counts["call OutcomeUnknownError"] >= 1
     assert simulation.checks.counts["call answered"] >= 1
     simulation.finish()
+
+
+def with_callers_that_leave() -> Simulation:
+    """The only worker has little time left, so that many calls wait."""
+    simulation = pair(workers=(("worker1", "native", 1, 0.05),), calls_per_s=4.0)
+    simulation.run_for(60.0)
+    return simulation
+
+
+def test_nothing_begins_for_a_caller_who_has_left() -> None:
+    assert with_callers_that_leave().checks.counts["call left"] >= 3
+
+
+def test_a_build_that_ignores_a_cancel_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bstar_broker.core.endings.Endings.give_up", lambda *_: [])
+    with pytest.raises(Violation, match=r"\(m\)"):
+        with_callers_that_leave()
 
 
 def test_a_goodbye_in_the_backlog_of_a_stall_does_not_let_a_node_serve_beside_its_returned_peer() -> None:

@@ -39,7 +39,7 @@ ASKER = NativeAsker(b"id", IDENTITY)
 ID = "000102030405060708090a0b0c0d0e0f.0000000000000007"
 NOBODY = "00000000000000000000000000000000.0000000000000000"
 STATUS = NodeStatus(4, 3, 3, 120, NEVER_MS, 1000, 2000)
-STATUS_HEX = "0403.00000078.ffffffff.000003e8.000007d0.07"
+STATUS_HEX = "0403.00000078.ffffffff.000003e8.000007d0.0f"
 
 
 def frames(text: str) -> list[bytes]:
@@ -196,6 +196,7 @@ ANSWERED: list[tuple[str, list[bytes]]] = [
         CODEC.welcome(b"id", (), STATUS, 500, 2000),
     ),
     (f"b5010b00.{NOBODY}.0000000000000003.00000004.00", CODEC.heartbeat(b"id", (), 4, 3)),
+    (f"b5011000.{ID}.0000000000000003.00000000.00", CODEC.cancel(b"id", IDENTITY, 3)),
     (f"b5010c00.{NOBODY}.0000000000000003.00000001.00", CODEC.disconnect(b"id", (), Reason.UNKNOWN, 3)),
 ]
 
@@ -274,7 +275,7 @@ def test_another_version_is_refused(header: str) -> None:
 
 
 @pytest.mark.requirement("BSN-G-08")
-@pytest.mark.parametrize("command", [0x00, 0x10, 0x7F, 0xFF])
+@pytest.mark.parametrize("command", [0x00, 0x11, 0x7F, 0xFF])
 def test_an_unknown_command_is_refused_and_condemns_nobody(command: int) -> None:
     octets = frames(f"b501{command:02x}00.{ID}.0000000000000003.00000bb8.04.6563686f 6869")
     with pytest.raises(RemoteProtocolError, match="native-command") as caught:
@@ -477,15 +478,16 @@ def test_an_error_text_is_for_people_and_short() -> None:
 @pytest.mark.requirement("BSN-G-01")
 def test_the_numbers_on_the_wire() -> None:
     commands = (
-        "REQUEST PARTIAL FINAL ERROR BUSY NOT_ACTIVE PING PONG READY WELCOME HEARTBEAT DISCONNECT STALE_EPOCH"
+        "REQUEST PARTIAL FINAL ERROR BUSY NOT_ACTIVE PING PONG READY WELCOME HEARTBEAT DISCONNECT "
+        "STALE_EPOCH REQUESTS FINALS CANCEL"
     )
-    assert [getattr(native, name) for name in commands.split()] == list(range(1, 14))
+    assert [getattr(native, name) for name in commands.split()] == list(range(1, 17))
     assert (native.FLAG_REDELIVERED, native.FLAG_DISPATCHED) == (1, 2)
     assert [code.name for code in ErrorCode] == [
         "HANDLER_FAILED", "HANDLER_TIMEOUT", "WORKER_LOST", "POISON", "EXPIRED", "INVALID", "NOT_ALLOWED",
-        "RETRY",
+        "RETRY", "CANCELLED",
     ]  # fmt: skip
-    assert [code.value for code in ErrorCode] == list(range(1, 9))
+    assert [code.value for code in ErrorCode] == list(range(1, 10))
     assert [reason.name for reason in Reason] == [
         "GOODBYE",
         "UNKNOWN",
@@ -626,7 +628,7 @@ def test_an_example_of_the_specification_is_a_message_of_its_name(title: str, ex
 
 
 def test_the_specification_has_an_example_of_every_command() -> None:
-    assert {example[0][2] for _, example in specified_examples()} == set(range(1, 16))
+    assert {example[0][2] for _, example in specified_examples()} == set(range(1, 17))
 
 
 def test_requirements_are_numbered_without_gaps_and_tests_name_real_ones() -> None:

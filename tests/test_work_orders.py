@@ -234,9 +234,10 @@ def test_a_request_that_waits_ends_unexecuted_and_leaves_no_trace() -> None:
 
 def test_a_request_at_a_worker_ends_with_doubt_and_its_answer_is_dropped(desk: Desk) -> None:
     desk.request(b"client", 1)
-    told = cancel(desk, ident(1))
-    assert errors(told) == [(b"client", ErrorCode.WORKER_LOST)]
-    assert heard(told[0]).body == [f"an operator cancelled it while a worker had it: {WHY}".encode()]
+    told, to_worker = cancel(desk, ident(1))
+    assert errors([told]) == [(b"client", ErrorCode.WORKER_LOST)]
+    assert heard(told).body == [f"an operator cancelled it while a worker had it: {WHY}".encode()]
+    assert (to_worker[0], heard(to_worker).command) == (b"worker", native.CANCEL)
     assert worker_of(desk).held == 1
     [listed] = desk.broker.work_orders.oldest(None, 10, desk.now)
     assert listed.is_given_up
@@ -261,7 +262,8 @@ def test_a_request_whose_worker_was_lost_may_have_been_executed(desk: Desk) -> N
 def test_a_caller_of_plain_majordomo_hears_nothing(desk: Desk) -> None:
     desk.request02(b"client")
     [state] = listed(desk)
-    assert cancel(desk, bytes.fromhex(state.request)) == []
+    [told] = cancel(desk, bytes.fromhex(state.request))
+    assert told[0] == b"worker"
 
 
 def test_the_journal_has_each_order(desk: Desk) -> None:

@@ -224,8 +224,8 @@ class WorkJournal:
             return  # it was recorded when it was given up
         elif kind == "final":
             self._ended(job, "answered", job.ended_at, *_measured(body))
-        elif kind in ("failure", "retry"):
-            self._ended(job, "failed", job.ended_at)
+        elif kind in ("failure", "retry", "cancelled"):
+            self._ended(job, "cancelled" if kind == "cancelled" else "failed", job.ended_at)
 
     def given_up(self, job: Job) -> None:
         """A handler exceeded its time and was given up."""

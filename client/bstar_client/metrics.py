@@ -37,7 +37,7 @@ from bstar_client.core.worker.handler_times import BOUNDS_S, HandlerTimes
 
 __all__ = ["register"]
 
-WORKER_OUTCOMES = ("finished", "failed", "timed_out", "expired", "stale", "replayed")
+WORKER_OUTCOMES = ("finished", "failed", "timed_out", "expired", "stale", "replayed", "cancelled")
 WORKER_EVENTS = (
     "registrations",
     "sessions_lost",
@@ -188,6 +188,11 @@ def _workers(workers: "list[tuple[str, WorkerFigures]]") -> Iterator[Metric]:
         ("bstar_worker_in_flight", "held", "Requests that this worker holds, running or waiting in it."),
         ("bstar_worker_running", "running", "Requests at a handler, without those of stuck ones."),
         ("bstar_worker_stuck", "stuck", "Handlers that ran past their time and have not returned."),
+        (
+            "bstar_worker_overdue_cancels",
+            "overdue_cancels",
+            "Handlers that still run cancel_grace_s after their requests were cancelled.",
+        ),
         ("bstar_worker_oldest_running_seconds", "oldest_running_s", "Age of the oldest running handler."),
         ("bstar_worker_epoch", "epoch", "The epoch that this worker obeys."),
     ):

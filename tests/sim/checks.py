@@ -95,6 +95,8 @@ class Checks:
         self.guard: Guard | None = None
         # When a client's pipe last had no room for what may have been the end of a call.
         self._deprived_at: dict[str, float] = {}
+        # The calls whose callers have left.
+        self._left: dict[str, Issued] = {}
         # When each client's first call ended since the client began or the role moved.
         self._first_ended_at: dict[str, float] = {}
 
@@ -329,6 +331,7 @@ class Checks:
                 is_redelivered=job.is_redelivered or not worker.is_native,
             )
         )
+        self._check_left(worker, token)
         if self._history.begins_of(token) > 1:
             self.counts["repeated executions"] += 1
             # With its client gone, nobody is left who could be troubled.
@@ -418,6 +421,22 @@ class Checks:
         if is_unknown and not self._is_explained(issued):
             self._fail("d", f"{issued.token} ended unknown although nothing had failed: {error}")
         self._check_liveness(issued, error)
+
+    def call_left(self, issued: Issued) -> None:
+        """Its caller leaves. From then on nothing of it begins, but what is on its way."""
+        self._judge(self._history.ended(issued.token, "left", may_have_executed=True))
+        self._end(issued, "left")
+        self._left[issued.token] = issued
+
+    def _check_left(self, worker: SimWorker | SimManager, token: str) -> None:
+        """(m) nothing begins for a caller who has left, unless a fault kept the node from hearing it."""
+        issued = self._left.get(token)
+        if issued is None or self.world.now <= issued.ended_at + LATE_MAX_S + 2 * self.travel_s_max:
+            return
+        since, now = issued.submitted_at - self.recovery_s, self.world.now
+        troubles = [*self.troubles, *self._troubles_of.get(issued.client, ())]
+        if not any(began <= now and ended >= since for began, ended in troubles):
+            self._fail("m", f"{worker.name} began {token} although its caller had left")
 
     def _end(self, issued: Issued, outcome: str) -> None:
         issued.outcome = outcome

@@ -22,6 +22,8 @@ from sim.network import Frames, Link, LinkOwner
 from sim.world import World
 
 OUTSTANDING_MAX = 40
+# Callers of a native client that leave before the end.
+_LEAVING = 0.06
 # Some calls are begun several at a time, and travel together where they may.
 BURSTS = 0.2
 BURST_MAX = 6
@@ -60,6 +62,9 @@ class CallWatcher(Protocol):
 
     def call_failed(self, issued: Issued, error: BstarError) -> None:
         """It ended with an error."""
+
+    def call_left(self, issued: Issued) -> None:
+        """Its caller is about to leave."""
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -102,6 +107,7 @@ class SimClient(LinkOwner):
         self.outstanding_max = OUTSTANDING_MAX * len(watchers)
         # Of each pair, how many calls of this run have not ended.
         self._open = [0] * len(watchers)
+        self._leaving = world.rng(f"{name} leaves")
         self._numbers = 0
         self._asking = 0  # loads before this one are void
         self._messages: deque[tuple[int, Frames]] = deque()
@@ -221,7 +227,19 @@ class SimClient(LinkOwner):
         )
         self._open[place] += 1
         self._watchers[place].call_made(issued)
+        if self.dialect == "native" and self._leaving.random() < _LEAVING:
+            self.world.after(timeout_s * self._leaving.random() ** 2, partial(self._leave, self.runs, issued))
         return issued.call
+
+    def _leave(self, run: int, issued: Issued) -> None:
+        """The caller gives up, or had its outcome before."""
+        if run != self.runs or not self.is_awake or issued.call is None:
+            return
+        call = issued.call
+        self._open[call.pair] -= 1
+        self._watchers[call.pair].call_left(issued)
+        self._do(self.core.abandon(call, self.clock()))
+        self.arrange()
 
     # --- the loop -----------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Final
 from bstar.base.printable import printable
 from bstar.security.principals import Principal
 from bstar.wire import mmi
-from bstar.wire.messages import FromPeer, Heartbeat, Ping, Ready, Request, Requests
+from bstar.wire.messages import Cancel, FromPeer, Heartbeat, Ping, Ready, Request, Requests
 from bstar.wire.refusals import CALL_NOT_ALLOWED
 from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.quotas import WITHDRAWN, Denial, Nowhere, Origin, Quotas
@@ -97,7 +97,7 @@ class Authority:
             return _judge_offer(message.service, principal, user_id, self._origin.address)  # type: ignore[union-attr]
         if kind is Heartbeat and (worker := self._workers.get(message.sender)) is not None:
             return _judge_offer(worker.service.name, principal, user_id, self._origin.address)
-        if kind is not Ping and not principal.offers:
+        if kind is not Ping and kind is not Cancel and not principal.offers:
             return Denial("no-worker", f"{principal.name} is no worker: its entry has no offers")
         return None
 

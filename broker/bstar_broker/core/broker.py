@@ -73,6 +73,8 @@ class Broker:
         self.receive_singly = admission.receive_singly
         self.undelivered = registry.undelivered
         self.stalled = registry.stalled
+        self.withdraw = endings.withdraw
+        self.leave = endings.leave
         self.take_over = registry.take_over
         # Bound once, because the loop asks for the deadline after each message.
         self._workers = ledger.workers
@@ -90,6 +92,7 @@ class Broker:
             messages.Heartbeat: registry.heartbeat,
             messages.Disconnect: registry.disconnect,
             messages.StaleEpoch: registry.refuse_epoch,
+            messages.Cancel: self._cancel,
             messages.Ping: self._answer_ping,
         }
 
@@ -167,9 +170,8 @@ class Broker:
     def _answer_ping(self, message: messages.Ping, now: float) -> list[Output]:
         return [Send(native_broker.CODEC.pong(message.sender, message.identity, self.ledger.status(now)))]
 
-    def withdraw(self, identity: bytes, now: float) -> None:
-        """The client of this request does not want it any more; see ``Endings.withdraw``."""
-        self._endings.withdraw(identity, now)
+    def _cancel(self, message: messages.Cancel, now: float) -> list[Output]:
+        return self._endings.give_up(message.identity, message.sender, now)
 
     def release_client(self, client: bytes, now: float) -> None:
         """This client is gone: what it asked and no worker has leaves the queue."""

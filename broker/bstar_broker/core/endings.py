@@ -13,13 +13,14 @@ losses. ``dispatch`` keeps suspects apart.
 
 from collections.abc import Callable, Iterator
 
+from bstar.wire import native, native_broker
 from bstar.wire.front import is_behind_front
 from bstar.wire.messages import ErrorCode, NodeStatus
 from bstar.wire.refusals import QUEUE_RETRY_MS
 from bstar_broker.core.bundles import Bundles
 from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.observer import Outcome
-from bstar_broker.core.outputs import Notice, Output
+from bstar_broker.core.outputs import Notice, Output, Send
 from bstar_broker.core.records import Accepted, Bundle, ServiceRecord
 
 # Log lines for each service and kind: a lost worker may have held tens of thousands of requests.
@@ -198,7 +199,9 @@ class Endings:
         return count
 
     def cancel(self, request: Accepted, why: str, now: float) -> list[Output]:
-        """An operator ends one request. The answer of a worker that holds it is dropped when it comes."""
+        """An operator ends one request. The answer of a worker that holds it is dropped when it comes, and
+        the worker learns that nobody waits for it.
+        """
         if request.is_queued:
             self._unqueue(request)
             return self._call_off(request, "cancelled it", why, now)
@@ -210,7 +213,14 @@ class Endings:
         self._ledger.answer(request, frames, outputs)
         request.askers = request.held = None
         request.is_abandoned = True
-        return outputs
+        return outputs + self._tell_worker(request)
+
+    def _tell_worker(self, request: Accepted) -> list[Output]:
+        """CANCEL to the worker that holds the request, if its dialect has it."""
+        worker = self._ledger.workers.get(request.worker)
+        if worker is None or worker.codec is not native_broker.CODEC:
+            return []
+        return [Send(native_broker.CODEC.cancel(request.worker, request.identity, self._ledger.epoch))]
 
     def _call_off(self, request: Accepted, did: str, why: str, now: float) -> list[Output]:
         """An operator ``did`` that to a request that waited and has left its queue."""
@@ -237,17 +247,46 @@ class Endings:
                 self._ledger.waiting.leave(request.lane, 1, request.size)
                 yield request
 
-    def withdraw(self, identity: bytes, now: float) -> None:
-        """Its client wants the request no more: it begins at no worker from now on, and is not answered."""
+    def give_up(self, identity: bytes, client: bytes, now: float) -> list[Output]:
+        """A native client has given up its request (BSN-B-26). One with a key stays: others may want it."""
+        if native.is_keyed(identity):
+            return []
+        request = self._ledger.by_identity.get(identity)
+        if request is None and self._bundles.unfold_identity(identity):
+            request = self._ledger.by_identity[identity]
+        if request is None or request.sender != client:
+            return []
+        return self.withdraw(identity, now)
+
+    def withdraw(self, identity: bytes, now: float) -> list[Output]:
+        """Nobody wants the request any more: it begins at no worker from now on, and is not answered. A
+        worker that holds it learns that.
+        """
+        request = self._ledger.by_identity.get(identity)
+        if request is None or request.is_abandoned:
+            return []
+        request.service.tally.cancelled += 1
+        self._ledger.report(request, "cancelled", (), now)
+        return [] if self._abandon(request) else self._tell_worker(request)
+
+    def leave(self, identity: bytes, now: float) -> None:
+        """This node does not answer the request any more, and the other node has it executed."""
         request = self._ledger.by_identity.get(identity)
         if request is None:
             return
-        request.is_abandoned = True
         if request.is_queued:
-            self._unqueue(request)
             request.service.tally.returned += 1
             self._ledger.report(request, "returned", (), now)
-            self._ledger.forget(request)
+        self._abandon(request)
+
+    def _abandon(self, request: Accepted) -> bool:
+        """Nobody waits for the request here. True if it waited and is forgotten."""
+        request.is_abandoned = True
+        if not request.is_queued:
+            return False
+        self._unqueue(request)
+        self._ledger.forget(request)
+        return True
 
     def orphan(self, client: bytes) -> None:
         """Another owns this routing id now: nothing that was asked from it may be answered there."""

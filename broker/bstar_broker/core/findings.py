@@ -44,8 +44,9 @@ START_OR_FORCE: Final = (
 _LAG_S_MAX: Final = 0.1
 _SYNC_S_MAX: Final = 0.25
 
-# What a node gave back is sent to its peer, so it says nothing about the service.
-_NEUTRAL: Final = "returned"
+# What a node gave back is sent to its peer, and what a client gave up is unwanted: neither says anything
+# about the service.
+_NEUTRAL: Final = ("returned", "cancelled")
 _GOOD: Final = "answered"
 _BAD: Final = ("failed", "refused", "expired", "poisoned", "lost")
 # The windows of a service.
@@ -306,7 +307,7 @@ NODE: Final[tuple[Entry[NodeState], ...]] = (
 
 def _ended(service: ServiceState) -> tuple[int, dict[str, int]]:
     """How many requests of the last five minutes ended, and the outcomes that are bad."""
-    ended = {outcome: count for outcome, count in service.recent.items() if outcome != _NEUTRAL}
+    ended = {outcome: count for outcome, count in service.recent.items() if outcome not in _NEUTRAL}
     return sum(ended.values()), {outcome: count for outcome, count in ended.items() if outcome != _GOOD}
 
 

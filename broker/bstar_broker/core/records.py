@@ -21,7 +21,7 @@ from bstar.wire.messages import NO_PROCESS, Process
 from bstar_broker.core.queues import FairQueue
 
 # How a request ends at a node. A service counts each outcome under this name.
-OUTCOMES = ("answered", "failed", "refused", "expired", "poisoned", "lost", "returned")
+OUTCOMES = ("answered", "failed", "refused", "expired", "poisoned", "lost", "cancelled", "returned")
 # All counts of a service, except its latencies.
 COUNTERS = (*OUTCOMES, "accepted", "redelivered", "duplicates", "workers_lost", "stalls")
 
@@ -255,6 +255,7 @@ class Tally:
     expired: int = 0
     poisoned: int = 0
     lost: int = 0
+    cancelled: int = 0
     returned: int = 0
     redelivered: int = 0
     duplicates: int = 0

@@ -42,6 +42,7 @@ class ServiceState(msgspec.Struct, frozen=True):
     duplicates: int
     latency_counts: list[int]
     latency_sum_s: float
+    cancelled: int = 0
     workers_lost: int = 0
     oldest_waiting_s: float = 0.0
     oldest_running_s: float = 0.0

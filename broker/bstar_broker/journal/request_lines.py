@@ -59,7 +59,7 @@ class RequestLines:
     ) -> None:
         """An accepted request has ended at this node."""
         if self._is_everything or self._is_sampled(request.identity):
-            if outcome == "returned":
+            if outcome in ("returned", "cancelled"):
                 # A worker may still have it, and it changes then.
                 request = copy.copy(request)
             size = len(reply[0]) if len(reply) == 1 else sum(map(len, reply))

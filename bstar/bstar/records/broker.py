@@ -60,7 +60,8 @@ class Request(Base, frozen=True, tag="request"):
     ``outcome``: "answered"; "failed" (the handler raised); "expired", "poison". "lost": the worker died after
     PARTIALs, at the request's end, or with a request that must not be executed twice. "returned": the node
     gave up its role, or the request left the queue for its client to send it again; ``worker`` is empty if
-    no worker had it. "late": a worker answered after "returned", and nobody got the reply.
+    no worker had it. "cancelled": its client gave it up, or a durable request was cancelled. "late": a worker
+    answered after "returned" or "cancelled", and nobody got the reply.
 
     ``total_us`` counts from acceptance to the end, ``queued_us`` until the last dispatch, ``busy_us`` after
     it. ``deliveries`` counts those to workers, 0 if none. ``is_repeated``: the client said that an earlier
@@ -71,7 +72,7 @@ class Request(Base, frozen=True, tag="request"):
     number: int
     service: str
     sender: str
-    outcome: Literal["answered", "failed", "expired", "poison", "lost", "returned", "late"]
+    outcome: Literal["answered", "failed", "expired", "poison", "lost", "cancelled", "returned", "late"]
     epoch: int
     total_us: int
     queued_us: int = 0
@@ -114,6 +115,7 @@ class Load(Base, frozen=True, tag="load"):
     expired: int = 0
     poisoned: int = 0
     lost: int = 0
+    cancelled: int = 0
     returned: int = 0
     redelivered: int = 0
     duplicates: int = 0

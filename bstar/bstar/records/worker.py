@@ -21,7 +21,8 @@ class Unregistered(Base, frozen=True, tag="unregistered"):
 class Execution(Base, frozen=True, tag="execution"):
     """A handler has ended: once for each time that a request was executed.
 
-    ``outcome``: "answered", "failed" (it raised), "stuck" (it ran past its time and was given up).
+    ``outcome``: "answered", "failed" (it raised), "cancelled" (it raised after its request was
+    cancelled), "stuck" (it ran past its time and was given up).
     ``is_repeated``: the worker was told that the request may have been executed before. ``reply_crc`` is the
     CRC-32 of the reply's frames joined. Of a plain MDP request, which has no identity, ``client`` begins with
     "mdp-", as in Call, and cannot be joined to what others recorded.
@@ -30,7 +31,7 @@ class Execution(Base, frozen=True, tag="execution"):
     client: str
     number: int
     service: str
-    outcome: Literal["answered", "failed", "stuck"]
+    outcome: Literal["answered", "failed", "cancelled", "stuck"]
     epoch: int
     busy_us: int
     endpoint: str = ""

@@ -27,6 +27,7 @@ class ErrorCode(enum.IntEnum):
     INVALID = 6  # the request breaks a bound or a rule: not executed
     NOT_ALLOWED = 7  # the client may not call this service: not executed
     RETRY = 8  # executed: the handler asks for another attempt
+    CANCELLED = 9  # executed in part or not at all: it was cancelled at its worker
 
 
 class Reason(enum.IntEnum):
@@ -48,7 +49,7 @@ class NodeStatus(msgspec.Struct, frozen=True, gc=False):
     ``retry_after_ms`` is the time until a request could make this node active: 0 at once, NEVER_MS never.
     ``heartbeat_ms`` and ``failover_timeout_ms`` are the pair's timing, from which clients derive their own.
     ``takes_batches``: it reads REQUESTS and FINALS. ``obeys_once``: it dispatches a request with ONCE at most
-    once. ``takes_extended``: it reads rows with extensions in REQUESTS.
+    once. ``takes_extended``: it reads rows with extensions in REQUESTS. ``takes_cancels``: it reads CANCEL.
     """
 
     state: int
@@ -61,6 +62,7 @@ class NodeStatus(msgspec.Struct, frozen=True, gc=False):
     takes_batches: bool = True
     obeys_once: bool = True
     takes_extended: bool = True
+    takes_cancels: bool = True
 
 
 class Request(msgspec.Struct, gc=False):
@@ -116,6 +118,13 @@ class Ping(msgspec.Struct, gc=False):
     sender: bytes
     identity: bytes
     epoch: int
+
+
+class Cancel(msgspec.Struct, gc=False):
+    """A native client has given up the request with this ``identity``."""
+
+    sender: bytes
+    identity: bytes
 
 
 class Process(msgspec.Struct, frozen=True, gc=False):
@@ -226,6 +235,6 @@ class StaleEpoch(msgspec.Struct, gc=False):
     epoch: int
 
 
-FromClient = Request | Requests | Ping
+FromClient = Request | Requests | Cancel | Ping
 FromWorker = Ready | Partial | Final | Finals | Failure | Heartbeat | Disconnect | StaleEpoch
 FromPeer = FromClient | FromWorker

@@ -45,6 +45,7 @@ DISCONNECT = 0x0C
 STALE_EPOCH = 0x0D
 REQUESTS = 0x0E
 FINALS = 0x0F
+CANCEL = 0x10
 
 FLAG_REDELIVERED = 0x01  # on REQUEST: an earlier attempt or delivery of it may have been executed
 FLAG_DISPATCHED = 0x02  # on NOT_ACTIVE: a worker had been given the request, so it may have been executed
@@ -70,6 +71,7 @@ _STATUS = struct.Struct(">BBIIII")
 _FEATURE_BATCHES = 0x01
 _FEATURE_ONCE = 0x02
 _FEATURE_EXTENDED = 0x04
+_FEATURE_CANCELS = 0x08
 NO_NUMBER = bytes(8)
 _STATES = range(1, 6)
 
@@ -147,6 +149,7 @@ _BODY_FRAMES_MIN = {
     DISCONNECT: 0,
     REQUESTS: 2,
     FINALS: 2,
+    CANCEL: 0,
 }
 
 
@@ -179,6 +182,7 @@ def encode_status(status: NodeStatus) -> bytes:
         _FEATURE_BATCHES * status.takes_batches
         | _FEATURE_ONCE * status.obeys_once
         | _FEATURE_EXTENDED * status.takes_extended
+        | _FEATURE_CANCELS * status.takes_cancels
     )
     return _STATUS.pack(
         status.state,
@@ -210,6 +214,7 @@ def decode_status(message: Message) -> NodeStatus:
         features & _FEATURE_BATCHES != 0,
         features & _FEATURE_ONCE != 0,
         features & _FEATURE_EXTENDED != 0,
+        features & _FEATURE_CANCELS != 0,
     )
 
 
@@ -278,6 +283,13 @@ def encode_requests(
     flags = FLAG_REDELIVERED * is_repeated | FLAG_ONCE * is_once | FLAG_WHOLE * is_whole
     head = header(REQUESTS, flags=flags, identity=client_id + NO_NUMBER, epoch=epoch, service=service)
     return [head, *pack_requests(numbers, ttls_ms, bodies, extensions)]
+
+
+def encode_cancel(identity: bytes, epoch: int) -> Frames:
+    """``[header 10]``: nobody waits for the request any more, from a client to its node and from there to the
+    worker that holds it (BSN-B-26).
+    """
+    return [pack_header(0xB5, 0x01, CANCEL, 0, identity, epoch, 0, 0)]
 
 
 def encode_ping(identity: bytes = NO_IDENTITY, epoch: int = 0) -> Frames:

@@ -16,6 +16,7 @@ from bstar.wire.limits import CREDIT_MAX, SERVICE_BYTES_MAX, TEXT_BYTES_MAX
 from bstar.wire.messages import (
     NEVER_MS,
     OWN_BACKOFF,
+    Cancel,
     Disconnect,
     ErrorCode,
     Failure,
@@ -160,6 +161,7 @@ _READERS: dict[int, Callable[[Frames, native.Fields, bytes], FromPeer]] = {
     native.PARTIAL: _read_partial,
     native.ERROR: _read_error,
     native.READY: _read_ready,
+    native.CANCEL: lambda frames, fields, service: Cancel(frames[0], fields[4]),
     native.PING: lambda frames, fields, service: Ping(frames[0], fields[4], fields[5]),
     native.HEARTBEAT: lambda frames, fields, service: Heartbeat(frames[0], 3, (), fields[5]),
     native.DISCONNECT: lambda frames, fields, service: Disconnect(
@@ -229,6 +231,10 @@ class NativeCodec:
             0xB5, 0x01, native.REQUESTS, is_redelivered, client_id + native.NO_NUMBER, epoch, age_ms, 0
         )
         return [to, head, table, blob]
+
+    def cancel(self, to: bytes, identity: bytes, epoch: int) -> Frames:
+        """Tell a worker that nobody waits for this request: ``[header]``"""
+        return [to, *native.encode_cancel(identity, epoch)]
 
     def welcome(
         self, to: bytes, envelope: Envelope, status: NodeStatus, heartbeat_ms: int, expiry_ms: int

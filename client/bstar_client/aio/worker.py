@@ -44,7 +44,8 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
 
     ``handler`` is an async function whose result is the reply, or an async generator: its yields are sent as
     PARTIALs, and the FINAL is one empty frame. ``credit`` requests are handled at once. A handler that runs
-    past ``handler_timeout_s`` is cancelled; ``stuck_handlers_max`` counts those that do not end then.
+    past ``handler_timeout_s`` is cancelled; ``stuck_handlers_max`` counts those that do not end then. A
+    handler whose caller gave up gets CancelledError.
 
     Everything that a handler raises becomes a HandlerError at its caller, also SystemExit and a
     CancelledError of its own. Only the end of the worker cancels a handler without an answer.
@@ -70,6 +71,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
         handler_timeout_s: float | None = None,
         stuck_handlers_max: int = 3,
         drain_timeout_s: float = 10.0,
+        cancel_grace_s: float = 1.0,
         backoff_min_s: float = 0.1,
         backoff_max_s: float = 5.0,
         heartbeat_s: float = 2.5,
@@ -92,6 +94,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
             handler_timeout_s=handler_timeout_s,
             stuck_handlers_max=stuck_handlers_max,
             drain_timeout_s=drain_timeout_s,
+            cancel_grace_s=cancel_grace_s,
             backoff_min_s=backoff_min_s,
             backoff_max_s=backoff_max_s,
             heartbeat_s=heartbeat_s,

@@ -103,6 +103,13 @@ class WorkerLoop(Dispatcher):
         """Cancel a stuck handler."""
         self._tasks[job].cancel()
 
+    def _cancel(self, job: Job) -> None:
+        """The handler gets CancelledError at its next await."""
+        super()._cancel(job)
+        # Not at once: a task that has not begun would end without an answer.
+        if (task := self._tasks.get(job)) is not None:
+            self._loop.call_soon(task.cancel)
+
     def _end(self, error: BstarError | None) -> None:
         if self._ended.done():
             return
@@ -171,6 +178,7 @@ class WorkerLoop(Dispatcher):
             raise TypeError(f"the handler returned {type(answer).__name__}: make it async, or use Worker")
         finally:
             job.ended_at = time.monotonic()
+            job.on_cancel = None
             if store is not None:
                 settle = (
                     partial(drop, store, service, job)

@@ -11,7 +11,8 @@ class WorkerFigures(msgspec.Struct, frozen=True):
     """One worker. ``registered`` says for each node whether it has registered the worker.
 
     ``counters`` are those of ``WorkerCounters``. ``held``: unanswered requests of all nodes; ``running`` of
-    them have a handler. ``stuck`` handlers ran past ``handler_timeout_s`` and have not returned.
+    them have a handler. ``stuck`` handlers ran past ``handler_timeout_s`` and have not returned;
+    ``overdue_cancels`` run ``cancel_grace_s`` after their requests were cancelled.
     ``oldest_running_s``: how long the oldest handler has run. ``handler_counts``: see ``HandlerTimes``.
     """
 
@@ -21,6 +22,7 @@ class WorkerFigures(msgspec.Struct, frozen=True):
     held: int
     running: int
     stuck: int
+    overdue_cancels: int
     oldest_running_s: float
     epoch: int
     is_stopping: bool
@@ -41,6 +43,7 @@ def figures_of(core: WorkerCore, service: bytes, now: float) -> WorkerFigures:
         held=sum(each.held for each in sessions),
         running=len(unfinished),
         stuck=core.stuck,
+        overdue_cancels=core.overdue_cancels(now),
         oldest_running_s=max(0.0, now - min(began)) if began else 0.0,
         epoch=core.epoch,
         is_stopping=core.is_stopping,

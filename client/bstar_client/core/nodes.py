@@ -104,6 +104,11 @@ class Node(Endpoint):
         return self.status is not None and self.status.takes_extended
 
     @property
+    def takes_cancels(self) -> bool:
+        """True if it has told that it reads CANCEL."""
+        return self.status is not None and self.status.takes_cancels
+
+    @property
     def obeys_once(self) -> bool:
         """True if it has told that it dispatches a request with ONCE at most once."""
         return self.status is not None and self.status.obeys_once

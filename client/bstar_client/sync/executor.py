@@ -55,10 +55,12 @@ class Executor:
             body = self._call(job, request)
         except BaseException as error:  # noqa: BLE001 - whatever the handler raises, SystemExit too, is its answer
             job.ended_at = ended_at = _clock()
+            job.on_cancel = None
             self._policy.note(ended_at - began_at)
             post(dispatcher.failed(job, request, error))
         else:
             job.ended_at = ended_at = _clock()
+            job.on_cancel = None
             self._policy.note(ended_at - began_at)
             if self._is_observed:
                 dispatcher.call_hook(self._hooks.request_finished, request)

@@ -46,6 +46,10 @@ class Worker(BaseWorker[Handler]):
     starts and closes. ``handler_timeout_s``: the client of a handler that takes longer gets an error. Its
     thread cannot be killed, so with ``stuck_handlers_max`` of them ``run()`` raises WorkerError.
 
+    A caller that gives up (its deadline, ``break`` out of a stream, a cancelled task) cancels its request:
+    one that waits does not begin, and a handler sees ``request.is_cancelled`` or asks to be called
+    (``request.on_cancel``). The metrics show a handler that still runs ``cancel_grace_s`` later.
+
     ``credit``: how many requests may be with the worker at once (as many as ``threads``, else 1).
     ``threads``: how many handlers run at once (as many as ``credit``). With fewer threads than credit the
     rest waits here: a thread finds its next request at hand, and requests and replies travel together

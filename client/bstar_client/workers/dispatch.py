@@ -17,6 +17,7 @@ from bstar_client.core.worker.dialects import Job
 from bstar_client.core.worker.outputs import (
     Abandon,
     Begin,
+    Cancel,
     Close,
     Ended,
     Fenced,
@@ -33,7 +34,9 @@ from bstar_client.journal import WorkJournal
 from bstar_client.links.links import Links
 from bstar_client.workers.failures import (
     call_hook,
+    call_on_cancel,
     report,
+    report_cancelled,
     report_given_up,
     report_lost,
     report_retry,
@@ -46,7 +49,7 @@ from bstar_client.workers.worker import WorkerSettings
 _log = logging.getLogger("bstar_client")
 
 # "replay", "refusal" and "expired" answer requests that were not executed.
-Kind = Literal["partial", "final", "failure", "retry", "replay", "refusal", "expired"]
+Kind = Literal["partial", "final", "failure", "retry", "cancelled", "replay", "refusal", "expired"]
 # A handler's result. The frame of a failure, a retry or a refusal is its text; a retry has a second one, the
 # milliseconds in decimal.
 Result = tuple[Job, list[bytes], Kind]
@@ -97,6 +100,8 @@ class Dispatcher(ABC):
                     report_given_up(service, job, self.settings.limits.handler_timeout_s)
                     self._abandon(job)
                     self._announce(hooks.handler_stuck, job.identity)
+                case Cancel(job):
+                    self._cancel(job)
                 case Registered(endpoint):
                     self._losses.pop(endpoint, None)
                     if journal is not None:
@@ -126,6 +131,10 @@ class Dispatcher(ABC):
                     self._end(error)
                 case _:
                     assert_never(output)
+
+    def _cancel(self, job: Job) -> None:
+        """Tell the handler that nobody waits for its answer."""
+        call_on_cancel(self.settings.service, job)
 
     def _warn_unregistered(self, endpoints: tuple[str, ...]) -> None:
         """Log it in a thread of its own: it looks what is at these endpoints, which takes a while."""
@@ -182,6 +191,8 @@ class Dispatcher(ABC):
             outputs = self._core.replayed(job, body, now)
         elif kind == "expired":
             outputs = self._core.expired(job, now)
+        elif kind == "cancelled":
+            outputs = self._core.cancelled(job, body[0].decode("utf-8", "replace"), now)
         elif kind == "retry":
             outputs = self._core.retried(job, body[0].decode("utf-8", "replace"), int(body[1]), now)
         else:
@@ -203,10 +214,13 @@ class Dispatcher(ABC):
             attempt_of(job.extensions) if job.extensions else 1,
             job.headers or NO_HEADERS,
             job.accepted_at,
+            job,
         )
 
     def failed(self, job: Job, request: Request, error: BaseException) -> Result:
-        """Report the handler's exception."""
+        """Report the handler's exception. After a cancel it is no failure of the service."""
+        if job.cancelled_at is not None:
+            return job, report_cancelled(self.settings.service, job, error), "cancelled"
         is_retry = isinstance(error, Retry)
         told = (report_retry if is_retry else report)(self.settings.service, job, error)
         self.call_hook(self.settings.hooks.request_failed, request, error)

@@ -56,6 +56,27 @@ def report_retry(service: bytes, job: Job, retry: BaseException) -> list[bytes]:
     return [text.encode("utf-8", "replace")]
 
 
+def report_cancelled(service: bytes, job: Job, error: BaseException) -> list[bytes]:
+    """Log how the handler of a cancelled request ended; return the text for its node."""
+    text = text_of(error)
+    _log_error(logging.INFO, f"{_title(service, job)} ended after it was cancelled", text, None)
+    return [text.encode("utf-8", "replace")]
+
+
+def call_on_cancel(service: bytes, job: Job) -> None:
+    """Call what the handler of a cancelled request wants to be called, each once."""
+    waiting = job.on_cancel
+    while waiting:
+        try:
+            call = waiting.pop(0)
+        except IndexError:
+            return  # the other thread has taken it
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - whatever it raises ends nothing but itself
+            _log_error(logging.WARNING, f"{_title(service, job)}: on_cancel failed", text_of(error), error)
+
+
 def report_given_up(service: bytes, job: Job, timeout_s: float | None) -> None:
     """Log that a handler exceeded its time."""
     what = f"was given up: its handler did not return within {timeout_s} s"

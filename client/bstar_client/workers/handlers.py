@@ -11,6 +11,8 @@ from bstar.wire.extensions import NO_HEADERS
 from bstar.wire.messages import NEVER_MS, OWN_BACKOFF
 from bstar_client.arguments.checks import to_milliseconds
 from bstar_client.core.calls import Body
+from bstar_client.core.worker.dialects import Job
+from bstar_client.workers.failures import call_on_cancel
 
 # Some 49 days: the wire has four octets of milliseconds, and the last number means something else.
 _RETRY_MS_MAX = NEVER_MS - 1
@@ -39,6 +41,7 @@ class Request(msgspec.Struct, frozen=True, eq=False, gc=False):
     attempt: int = 1
     headers: Mapping[str, str] = NO_HEADERS
     accepted_at: float | None = None
+    _job: Job | None = None
 
     def __repr__(self) -> str:
         """With the beginning of the body, and the names of the headers."""
@@ -48,6 +51,7 @@ class Request(msgspec.Struct, frozen=True, eq=False, gc=False):
             identity=self.identity.hex(),
             extensions=f"{len(self.extensions)} bytes" if self.extensions else "",
             headers=str(sorted(self.headers)) if self.headers else "",
+            _job="",
         )
 
     @property
@@ -61,6 +65,27 @@ class Request(msgspec.Struct, frozen=True, eq=False, gc=False):
     def remaining(self) -> float | None:
         """Seconds until the client stops waiting, 0 or more. None if the client gave no deadline."""
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True if nobody waits for the answer any more: the handler may stop. Its answer will be dropped."""
+        return self._job is not None and self._job.cancelled_at is not None
+
+    def on_cancel(self, call: Callable[[], object]) -> None:
+        """Have ``call`` called once if the request is cancelled while its handler runs, at once if it is
+        cancelled already.
+
+        It is called in a thread of the worker's and must not block: close what the handler waits for, or set
+        an event. AsyncWorker cancels the handler's task as well.
+        """
+        job = self._job
+        if job is None:
+            return
+        if job.on_cancel is None:
+            job.on_cancel = []
+        job.on_cancel.append(call)
+        if job.cancelled_at is not None:
+            call_on_cancel(self.service, job)
 
 
 class Retry(Exception):  # noqa: N818 - it is what the handler asks for

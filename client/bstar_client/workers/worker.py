@@ -98,6 +98,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
         handler_timeout_s: float | None = None,
         stuck_handlers_max: int = 3,
         drain_timeout_s: float = 10.0,
+        cancel_grace_s: float = 1.0,
         backoff_min_s: float = 0.1,
         backoff_max_s: float = 5.0,
         heartbeat_s: float = 2.5,
@@ -128,6 +129,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
             to_seconds(backoff_min_s, "backoff_min_s"),
             to_seconds(backoff_max_s, "backoff_max_s"),
             threads,
+            to_seconds(cancel_grace_s, "cancel_grace_s", may_be_zero=True),
         )
         if backoff_max_s < backoff_min_s:
             raise ConfigurationError(

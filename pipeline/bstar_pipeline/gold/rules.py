@@ -109,7 +109,7 @@ RULES = {
         ),
         Rule(
             "unproven",
-            "NOT has_call AND has_node AND outcome IN ('returned', 'late') AND NOT is_durable",
+            "NOT has_call AND returned > 0 AND outcome IN ('returned', 'late') AND NOT is_durable",
             "given back by a node, never seen at the other: only the client's journal could tell",
         ),
     ),

@@ -227,22 +227,22 @@ class DurableStore:
     def _take_in(self, change: Change, now_ms: int, now: float, outputs: list[Output]) -> None:
         old, new = change.old, change.new
         if new is None:
-            self._runner.ended(change.id, now)
+            outputs += self._runner.ended(change.id, now)
             self._schedules.forget(change.id)
             outputs += self._desk.closed(change.id)
         elif new is old:
             if isinstance(change.command, Answered | Failed):
-                self._runner.ended(change.id, now)
+                outputs += self._runner.ended(change.id, now)
         elif new.repeat is not None:
             if self._is_ready:
                 self._schedules.note(new)
         elif new.state == State.PENDING:
             if new.expires_ms:
                 self._sweeps.add(new.expires_ms)
-            self._runner.ended(change.id, now)
+            outputs += self._runner.ended(change.id, now)
             outputs += self._runner.pending(new, now_ms, now)
         else:
-            self._runner.ended(change.id, now)
+            outputs += self._runner.ended(change.id, now)
             outputs += self._desk.ended(new)
 
     def observe(self, observer: StoreObserver) -> None:

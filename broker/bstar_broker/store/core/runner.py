@@ -89,7 +89,7 @@ class Runner:
         """The node serves no more: what the broker has of it ends there."""
         self._is_on = False
         for request in self.running:
-            self._broker.withdraw(identity_of(request), now)
+            self._broker.leave(identity_of(request), now)
         self.running.clear()
         self.commands.clear()
         self._lanes.clear()
@@ -111,14 +111,14 @@ class Runner:
             return self._give(record, lane, now_ms, now)
         return []
 
-    def ended(self, request: bytes, now: float) -> None:
+    def ended(self, request: bytes, now: float) -> list[Output]:
         """A command has changed or ended this request: the broker may forget it."""
         record = self.running.pop(request, None)
         if record is None:
-            return
+            return []
         self._octets -= _size(record)
         self._lanes[record.service].running -= 1
-        self._broker.withdraw(identity_of(request), now)
+        return self._broker.withdraw(identity_of(request), now)
 
     def found(self, found: DueFound, now_ms: int, now: float) -> list[Output]:
         """The disk has looked for requests that are due."""

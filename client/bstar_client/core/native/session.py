@@ -31,7 +31,7 @@ from bstar_client.core.native.outstanding import Outstanding
 from bstar_client.core.native.reply_reader import REFUSED_PAUSE_S, ReplyReader
 from bstar_client.core.native.sender import Sender
 from bstar_client.core.nodes import Node, Nodes, unreached
-from bstar_client.core.outputs import Announce, Output
+from bstar_client.core.outputs import Announce, Output, Send
 from bstar_client.core.session_settings import SessionSettings
 
 # The answers to a vote that prove that the node serves.
@@ -140,9 +140,17 @@ class Session:
         self._vote(outputs, now)
 
     def abandon(self, call: Call, now: float) -> list[Output]:
-        """Nobody waits for this call. Its request is not cancelled: the protocol has no command for that."""
+        """Nobody waits for this call any more."""
+        outputs: list[Output] = []
+        self._cancel(call, outputs)
         self._calls.abandon(call)
-        return []
+        return outputs
+
+    def _cancel(self, call: Call, outputs: list[Output]) -> None:
+        """CANCEL the request at the node that has it (BSN-C-12). One with a key stays: others may want it."""
+        node = self._nodes[call.node]
+        if call.key is None and call.sent_to and call.sent_to == node.connection and node.takes_cancels:
+            outputs.append(Send(node.index, native.encode_cancel(call.identity, self._sender.epoch)))
 
     def restart(self, calls: Iterable[Call], now: float) -> list[Output]:
         """Start over with these calls. A call that may have been executed counts as sent and lost."""
@@ -252,6 +260,7 @@ class Session:
         for call in calls.pop_overdue(now):
             sent, is_followed = call.leader or call, self._target is not None
             error = overdue(call, sent, nodes.describe(now), now, unreached(nodes), is_followed=is_followed)
+            self._cancel(call, outputs)
             calls.fail(call, error, outputs)
         for node in nodes.take_silent(now):
             self._leave(node, "silent", outputs, now)

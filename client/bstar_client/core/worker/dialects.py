@@ -6,7 +6,7 @@ text, because every request must end with exactly one FINAL (MDP2-W-07).
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -27,6 +27,7 @@ class Hearing(enum.Enum):
     WELCOME = enum.auto()
     HEARTBEAT = enum.auto()
     DISCONNECT = enum.auto()
+    CANCEL = enum.auto()
 
 
 class Rows(msgspec.Struct, frozen=True, gc=False):
@@ -91,6 +92,10 @@ class Job(msgspec.Struct, eq=False, gc=False):
     is_ended: bool = False
     # Its handler exceeded its time. When it returns, its thread must end.
     is_abandoned: bool = False
+    # When its client or an operator gave it up, and what the handler wants to be called then. The core sets
+    # the time before it reads the list; the handler's thread adds to the list before it reads the time.
+    cancelled_at: float | None = None
+    on_cancel: list[Callable[[], object]] | None = None
     # For the shell's journal: when its handler was called (0: not yet) and returned, and the octets of its
     # PARTIALs.
     began_at: float = 0.0
@@ -159,7 +164,7 @@ class NativeWorker:
         return native.encode_stale_epoch(job.identity, epoch)
 
     def read(self, frames: list[bytes]) -> Heard:
-        """Read REQUEST, WELCOME, HEARTBEAT or DISCONNECT; RemoteProtocolError for anything else."""
+        """Read REQUEST, WELCOME, HEARTBEAT, DISCONNECT or CANCEL; RemoteProtocolError for anything else."""
         message = native.decode(frames)
         command = message.command
         if command == native.REQUEST:
@@ -187,6 +192,8 @@ class NativeWorker:
                 expiry_s=welcome.expiry_ms / 1000,
                 is_active=welcome.status.state == ACTIVE,
             )
+        if command == native.CANCEL:
+            return Heard(Hearing.CANCEL, message.epoch, message.identity)
         if command == native.DISCONNECT:
             try:
                 reason = Reason(message.value).name.lower()

@@ -20,9 +20,10 @@ class WorkerLimits(msgspec.Struct, frozen=True):
 
     ``credit``: how many requests each node may send it at once. ``running_max``: how many handlers the shell
     runs at once, None for one per credit; other requests wait in the worker. ``handler_timeout_s``: None for
-    no limit. ``stuck_handlers_max``: this many stuck handlers end the worker. ``drain_timeout_s``: how long
-    ``stop`` waits for running handlers. ``backoff_min_s``/``backoff_max_s``: the pause before a new socket,
-    doubled with each failure in a row.
+    no limit. ``cancel_grace_s``: how long a handler may run after its request was cancelled, before the
+    figures show it. ``stuck_handlers_max``: this many stuck handlers end the worker. ``drain_timeout_s``: how
+    long ``stop`` waits for running handlers. ``backoff_min_s``/``backoff_max_s``: the pause before a new
+    socket, doubled with each failure in a row.
     """
 
     credit: int = 1
@@ -32,6 +33,7 @@ class WorkerLimits(msgspec.Struct, frozen=True):
     backoff_min_s: float = 0.1
     backoff_max_s: float = 5.0
     running_max: int | None = None
+    cancel_grace_s: float = 1.0
 
 
 class Jobs:
@@ -70,6 +72,14 @@ class Jobs:
                 del self.running[job]
                 taken.append(job)
         return taken
+
+    def find(self, identity: bytes, connection: int) -> Job | None:
+        """The request that came by this connection, running or waiting."""
+        for jobs in (self.running, self._waiting):
+            for job in jobs:
+                if job.identity == identity and job.connection == connection:
+                    return job
+        return None
 
     def begin(self, arrived: Sequence[Job], now: float) -> tuple[Begin | None, list[Job]]:
         """Begin as many requests as the shell takes, from those that wait and those that have arrived.

@@ -40,6 +40,7 @@ class WorkerCounters:
         self.replayed = 0
         self.failed = 0
         self.timed_out = 0
+        self.cancelled = 0
         self.expired = 0
         self.stale = 0
         self.registrations = 0

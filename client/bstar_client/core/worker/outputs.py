@@ -59,6 +59,12 @@ class Abandon(msgspec.Struct, frozen=True, gc=False):
     job: Job
 
 
+class Cancel(msgspec.Struct, frozen=True, gc=False):
+    """Nobody waits for this request any more: tell its handler, which runs."""
+
+    job: Job
+
+
 class Fenced(msgspec.Struct, frozen=True, gc=False):
     """The worker refused a request of a superseded node; ``epoch_seen`` is the higher epoch."""
 
@@ -99,6 +105,7 @@ WorkerOutput = (
     | Late
     | Begin
     | Abandon
+    | Cancel
     | Fenced
     | Registered
     | Lost

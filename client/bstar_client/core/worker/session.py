@@ -22,7 +22,7 @@ from bstar_client.core.worker.fence import Fence, Moved
 from bstar_client.core.worker.handler_times import HandlerTimes
 from bstar_client.core.worker.jobs import Jobs, ReplyBatch, WorkerLimits, why_unbegun
 from bstar_client.core.worker.node_sessions import NodeSession, NodeSessions
-from bstar_client.core.worker.outputs import Abandon, Ended, Fenced, Open, WorkerOutput
+from bstar_client.core.worker.outputs import Abandon, Cancel, Ended, Fenced, Open, WorkerOutput
 
 # A number that was derived from a key has at least this first octet.
 _KEYED = 0x40
@@ -73,6 +73,13 @@ class WorkerCore:
     def running(self) -> int:
         """How many handlers run now, without those that are stuck."""
         return len(self._jobs.running)
+
+    def overdue_cancels(self, now: float) -> int:
+        """How many handlers run that were cancelled ``cancel_grace_s`` ago, or before that."""
+        until = now - self._limits.cancel_grace_s
+        return sum(
+            job.cancelled_at is not None and job.cancelled_at <= until for job in list(self._jobs.running)
+        )
 
     @property
     def unfinished(self) -> list[Job]:
@@ -133,6 +140,8 @@ class WorkerCore:
             self._take(session, heard, outputs, now)
         elif heard.kind is Hearing.WELCOME:
             self.sessions.welcome(session, heard, outputs, now)
+        elif heard.kind is Hearing.CANCEL:
+            self._cancel(session, heard.identity, outputs, now)
         elif heard.kind is Hearing.DISCONNECT:
             self._start_over(session, heard.reason, outputs, now)
         return outputs
@@ -238,6 +247,16 @@ class WorkerCore:
             return outputs
         self.counters.failed += 1
         self._answer(job, frames, outputs, now)
+        self._end(job, outputs, now)
+        return outputs
+
+    def cancelled(self, job: Job, text: str, now: float) -> list[WorkerOutput]:
+        """The handler raised after its request was cancelled."""
+        outputs: list[WorkerOutput] = []
+        if self._is_late(job):
+            return outputs
+        self.counters.cancelled += 1
+        self._answer(job, self._dialect.failure(job, ErrorCode.CANCELLED, text), outputs, now)
         self._end(job, outputs, now)
         return outputs
 
@@ -422,6 +441,21 @@ class WorkerCore:
             self._release(job)
         if begin is not None:
             outputs.append(begin)
+
+    def _cancel(self, session: NodeSession, identity: bytes, outputs: list[WorkerOutput], now: float) -> None:
+        """The node says that nobody waits for this request any more (BSN-W-19)."""
+        job = self._jobs.find(identity, session.connection)
+        if job is None or job.cancelled_at is not None:
+            return
+        if self._jobs.take_back(lambda other: other is job):
+            self.counters.cancelled += 1
+            text = "cancelled before its handler began"
+            self._answer(job, self._dialect.failure(job, ErrorCode.CANCELLED, text), outputs, now)
+            self._release(job)
+            self._go_on(outputs, now)
+            return
+        job.cancelled_at = now
+        outputs.append(Cancel(job))
 
     def _answer_unbegun(self, job: Job, outputs: list[WorkerOutput], now: float) -> None:
         code, text = why_unbegun(job)

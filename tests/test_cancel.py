@@ -1,0 +1,345 @@
+"""A caller gives up: its request leaves the queue, and the handler that runs for it learns that."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from bstar.errors import CallTimeoutError
+from bstar.wire import native
+from bstar.wire.messages import ErrorCode, NodeStatus
+from bstar_client import AsyncHAClient, AsyncWorker, HAClient, Request, Worker
+from bstar_client.core.worker.jobs import WorkerLimits
+from bstar_client.core.worker.outputs import Begin, Cancel
+from bstar_testing import Pair
+from support.client_desk import ACTIVE, PASSIVE, status
+from support.client_desk import Desk as ClientDesk
+from support.desk import Desk, heard, ident
+from support.waiting import LIMIT_S
+from test_worker_core import ONE, TWO, Bench
+
+# --- the client ---------------------------------------------------------------------------------------------
+
+
+def cancels(desk: ClientDesk) -> list[tuple[int, bytes]]:
+    return [(node, message.identity) for node, message in desk.sent if message.command == native.CANCEL]
+
+
+@pytest.fixture
+def served() -> ClientDesk:
+    desk = ClientDesk()
+    desk.connect(0, status(ACTIVE, peer=PASSIVE))
+    desk.connect(1, status(PASSIVE, peer=ACTIVE, retry_after_ms=1000))
+    return desk
+
+
+@pytest.mark.requirement("BSN-C-15")
+def test_a_call_whose_deadline_passes_is_cancelled_at_the_node_that_has_it(served: ClientDesk) -> None:
+    call = served.call(timeout=1.0)
+    served.wait(1.1)
+    assert cancels(served) == [(0, call.identity)]
+    assert isinstance(served.error_of(call), CallTimeoutError)
+
+
+@pytest.mark.requirement("BSN-C-15")
+def test_a_call_that_its_caller_leaves_is_cancelled_and_one_with_a_key_is_not(served: ClientDesk) -> None:
+    left, keyed = served.call(), served.call(key=b"order 7")
+    for call in (left, keyed):
+        served.take(served.session.abandon(call, served.now))
+    assert cancels(served) == [(0, left.identity)]
+    assert served.session.outstanding == 0
+
+
+@pytest.mark.requirement("BSN-C-15")
+def test_nothing_is_cancelled_at_a_node_that_was_lost_with_the_request(served: ClientDesk) -> None:
+    call = served.call()
+    served.disconnect(0)
+    served.take(served.session.abandon(call, served.now))
+    assert cancels(served) == []
+
+
+@pytest.mark.requirement("BSN-C-15")
+def test_a_node_of_an_earlier_release_gets_no_cancel() -> None:
+    desk = ClientDesk()
+    desk.connect(0, NodeStatus(ACTIVE, 1, PASSIVE, 0, 0, 100, 300, takes_cancels=False))
+    desk.take(desk.session.abandon(desk.call(), desk.now))
+    assert cancels(desk) == []
+
+
+# --- the broker ---------------------------------------------------------------------------------------------
+
+
+def cancel(desk: Desk, client: bytes, number: int) -> list[list[bytes]]:
+    return desk.send(client, *native.encode_cancel(ident(number), 7))
+
+
+def commands(sent: list[list[bytes]]) -> list[int]:
+    return [heard(frames).command for frames in sent]
+
+
+def cancelled(desk: Desk) -> int:
+    return desk.ledger.services[b"echo"].tally.cancelled
+
+
+@pytest.mark.requirement("BSN-B-28")
+def test_a_cancelled_request_leaves_the_queue() -> None:
+    desk = Desk()
+    desk.request(b"c", 1)
+    assert cancel(desk, b"c", 1) == []
+    assert (cancelled(desk), desk.ledger.waiting.count, desk.ledger.requests_of) == (1, 0, {})
+    assert commands(desk.ready(b"w")) == [native.WELCOME], "nothing is left to be done"
+
+
+@pytest.mark.requirement("BSN-B-28")
+def test_one_request_of_a_batch_can_be_cancelled() -> None:
+    desk = Desk()
+    desk.requests(b"c", [1, 2, 3])
+    cancel(desk, b"c", 2)
+    _, *given = desk.ready(b"w", credit=3)
+    assert [heard(frames).identity for frames in given] == [ident(1), ident(3)]
+
+
+@pytest.mark.requirement("BSN-B-28")
+def test_a_worker_that_holds_it_learns_it_and_its_answer_is_dropped() -> None:
+    desk = Desk()
+    desk.ready(b"w")
+    desk.request(b"c", 1)
+    [told] = cancel(desk, b"c", 1)
+    assert (told[0], heard(told).command, heard(told).identity) == (b"w", native.CANCEL, ident(1))
+    assert cancel(desk, b"c", 1) == [], "once is enough"
+    assert desk.final(b"w", 1) == []
+    assert (cancelled(desk), desk.ledger.drops["late-reply"], desk.ledger.by_identity) == (1, 1, {})
+    [given] = desk.request(b"c", 2)
+    assert given[0] == b"w", "it has room again"
+
+
+@pytest.mark.requirement("BSN-B-28")
+def test_a_request_that_a_plain_worker_holds_is_not_answered() -> None:
+    desk = Desk()
+    desk.ready02(b"w")
+    desk.request(b"c", 1)
+    assert cancel(desk, b"c", 1) == []
+    assert desk.final02(b"w", b"c") == []
+
+
+@pytest.mark.requirement("BSN-B-28")
+def test_a_cancelled_request_is_not_redelivered_when_its_worker_is_lost() -> None:
+    desk = Desk()
+    desk.ready(b"w")
+    desk.request(b"c", 1)
+    cancel(desk, b"c", 1)
+    desk.ready(b"other")
+    assert desk.send(b"w", *native.encode_disconnect()) == []
+    assert desk.ledger.by_identity == {}
+
+
+@pytest.mark.requirement("BSN-B-28")
+def test_nobody_cancels_what_another_asked_for() -> None:
+    desk = Desk()
+    desk.ready(b"w")
+    desk.request(b"c", 1)
+    assert cancel(desk, b"stranger", 1) == []
+    assert len(desk.final(b"w", 1)) == 1
+
+
+@pytest.mark.requirement("BSN-B-28")
+def test_a_request_with_a_key_stays_because_others_may_want_it() -> None:
+    desk = Desk()
+    desk.ready(b"w")
+    keyed = native.keyed_identity(b"echo", b"order 7")
+    desk.send(b"c", *native.encode_request(keyed, b"echo", [b"hi"]))
+    assert desk.send(b"c", *native.encode_cancel(keyed, 7)) == []
+    assert cancelled(desk) == 0
+
+
+# --- the worker ---------------------------------------------------------------------------------------------
+
+
+def tell(bench: Bench, node: int, identity: bytes) -> None:
+    bench.take(bench.core.receive(node, native.encode_cancel(identity, 1), bench.now))
+
+
+@pytest.mark.requirement("BSN-W-19")
+def test_a_request_that_waits_in_the_worker_does_not_begin() -> None:
+    bench = Bench(WorkerLimits(credit=2, running_max=1, handler_timeout_s=60.0))
+    bench.connect(0)
+    bench.request(0, ONE)
+    bench.request(0, TWO)
+    tell(bench, 0, TWO)
+    assert bench.sent(0)[-1][:2] == (native.ERROR, TWO)
+    assert bench.sent(0)[-1][3] == ErrorCode.CANCELLED
+    [first] = bench.begun()
+    bench.finish(first)
+    assert bench.begun() == [first]
+    assert bench.core.counters.cancelled == 1
+
+
+@pytest.mark.requirement("BSN-W-19")
+def test_a_request_that_its_shell_has_not_begun_is_taken_back() -> None:
+    bench = Bench(claims=False)
+    bench.connect(0)
+    bench.request(0, ONE)
+    tell(bench, 0, ONE)
+    [job] = bench.begun()
+    assert not bench.core.claim(job)
+    assert bench.sent(0)[-1][3] == ErrorCode.CANCELLED
+
+
+@pytest.mark.requirement("BSN-W-19")
+def test_a_handler_that_runs_is_told_once_and_may_finish() -> None:
+    bench = Bench()
+    bench.connect(0)
+    bench.request(0, ONE)
+    tell(bench, 0, ONE)
+    tell(bench, 0, ONE)
+    [job] = bench.begun()
+    assert [output for output in bench.log if isinstance(output, Cancel)] == [Cancel(job)]
+    bench.finish(job)
+    assert bench.sent(0)[-1][:2] == (native.FINAL, ONE)
+
+
+@pytest.mark.requirement("BSN-W-19")
+def test_the_twin_that_another_node_sent_goes_on() -> None:
+    """The request was sent again to the other node, and the worker runs both."""
+    bench = Bench(WorkerLimits(credit=2))
+    bench.connect(0, 1)
+    bench.request(0, ONE)
+    bench.request(1, ONE, is_redelivered=True)
+    tell(bench, 0, ONE)
+    first, twin = bench.begun()
+    assert first.cancelled_at is not None
+    assert twin.cancelled_at is None
+
+
+def test_a_handler_that_runs_on_shows_after_the_grace() -> None:
+    bench = Bench(WorkerLimits(cancel_grace_s=2.0))
+    bench.connect(0, expiry_ms=100_000)
+    bench.request(0, ONE)
+    tell(bench, 0, ONE)
+    assert bench.core.overdue_cancels(bench.now + 1.9) == 0
+    assert bench.core.overdue_cancels(bench.now + 2.0) == 1
+    bench.take(bench.core.cancelled(bench.begun()[0], "CancelledError: ", bench.now))
+    assert bench.core.overdue_cancels(bench.now + 9.0) == 0
+    assert bench.sent(0)[-1][3] == ErrorCode.CANCELLED
+    assert [type(output) for output in bench.log].count(Begin) == 1
+
+
+# --- all of them --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with Pair(tmp_path_factory.mktemp("pair")) as made:
+        made.start()
+        yield made
+
+
+@pytest.mark.loopback
+def test_a_handler_in_a_thread_sees_that_its_caller_gave_up(pair: Pair) -> None:
+    ended: queue.Queue[bool] = queue.Queue()
+
+    def handle(request: Request) -> bytes:
+        left = threading.Event()
+        request.on_cancel(left.set)
+        left.wait(LIMIT_S)
+        ended.put(request.is_cancelled)
+        return b""
+
+    with Worker(pair.endpoints, "slow", handle), HAClient(pair.endpoints) as client:
+        with pytest.raises(CallTimeoutError):
+            client.request("slow", b"", timeout=0.5)
+        assert ended.get(timeout=LIMIT_S)
+        assert client.request("mmi.service", b"slow").body == b"200"
+
+
+@pytest.mark.loopback
+def test_a_stream_that_is_left_ends_its_handler(pair: Pair) -> None:
+    ended: queue.Queue[bool] = queue.Queue()
+
+    def count(request: Request) -> Iterator[bytes]:
+        yield b"first"
+        left = threading.Event()
+        request.on_cancel(left.set)
+        left.wait(LIMIT_S)
+        ended.put(request.is_cancelled)
+
+    with Worker(pair.endpoints, "count", count), HAClient(pair.endpoints) as client:
+        for part in client.stream("count", b""):
+            assert part.body == b"first"
+            break
+        assert ended.get(timeout=LIMIT_S)
+
+
+@pytest.mark.loopback
+def test_a_task_that_is_cancelled_cancels_the_handlers_task(pair: Pair) -> None:
+    async def scene() -> None:
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def handle(request: Request) -> bytes:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+            return b""
+
+        async with (
+            AsyncWorker(pair.endpoints, "wait", handle) as worker,
+            AsyncHAClient(pair.endpoints) as client,
+        ):
+            call = asyncio.create_task(client.request("wait", b""))
+            await asyncio.wait_for(begun.wait(), LIMIT_S)
+            call.cancel()
+            await asyncio.wait_for(ended.wait(), LIMIT_S)
+        assert worker.figures().counters["cancelled"] == 1
+
+    asyncio.run(asyncio.wait_for(scene(), 2 * LIMIT_S))
+
+
+@pytest.mark.loopback
+def test_an_async_stream_that_is_left_ends_its_handler(pair: Pair) -> None:
+    async def scene() -> None:
+        ended = asyncio.Event()
+
+        async def count(request: Request) -> AsyncIterator[bytes]:
+            try:
+                yield b"first"
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        async with AsyncWorker(pair.endpoints, "count2", count), AsyncHAClient(pair.endpoints) as client:
+            parts = client.stream("count2", b"")
+            assert (await anext(parts)).body == b"first"
+            await parts.aclose()
+            await asyncio.wait_for(ended.wait(), LIMIT_S)
+
+    asyncio.run(asyncio.wait_for(scene(), 2 * LIMIT_S))
+
+
+@pytest.mark.loopback
+def test_a_durable_request_that_is_cancelled_ends_its_handler(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def handle(request: Request) -> bytes:
+        request.on_cancel(ended.set)
+        begun.set()
+        ended.wait(LIMIT_S)
+        return b""
+
+    with (
+        Pair(tmp_path_factory.mktemp("stored"), has_store=True) as stored,
+        Worker(stored.endpoints, "slow", handle),
+        HAClient(stored.endpoints) as client,
+    ):
+        stored.start()
+        request = client.submit("slow", b"")
+        assert begun.wait(LIMIT_S)
+        client.cancel(request)
+        assert ended.wait(LIMIT_S)
