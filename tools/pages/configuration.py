@@ -1,5 +1,7 @@
 """``docs/configuration.md``: every key, and the relations between keys."""
 
+import re
+
 from bstar.settings import RESERVED_VARIABLES
 from bstar.settings.fields import FIELDS, SECTIONS, Field
 from bstar.settings.relations import RELATIONS
@@ -15,21 +17,19 @@ def generate() -> str:
         "<!-- Written by `make docs` from the schema in bstar/bstar/settings. -->",
         "",
         (
-            "A node reads one YAML file. Environment variables override the file, options of the command "
-            "override both. A variable is `BSTAR_` and the key's path in capitals with `__` for the dot: "
-            "`BSTAR_ENDPOINTS__CLIENTS`. An unknown key or variable, a wrong value, a key that stands twice "
-            "or two keys that contradict each other stop the node before it opens a socket; all that is "
-            "wrong is reported at once, each with its place. Variables that name no key: "
-            + "; ".join(f"`{name}`, {meaning}" for name, meaning in RESERVED_VARIABLES.items())
-            + "."
+            "A node reads one YAML file; `bstar sample-config --role primary` prints a complete one "
+            "([configs/primary.yaml](../configs/primary.yaml), "
+            "[configs/backup.yaml](../configs/backup.yaml)). Environment variables override the file, "
+            "options of the command override both: `BSTAR_ENDPOINTS__CLIENTS` is `endpoints.clients`. A "
+            "node with a wrong key, value or relation does not start, and reports all of them with their "
+            "places. `bstar check-config A.yaml B.yaml` checks two files, and whether they are a pair."
         ),
         "",
-        (
-            "`bstar sample-config --role primary` prints a complete file; "
-            "[configs/primary.yaml](../configs/primary.yaml) and "
-            "[configs/backup.yaml](../configs/backup.yaml) are such files. `bstar check-config A.yaml "
-            "B.yaml` checks each of two files and whether they are a pair."
-        ),
+        "| variable that is no key | |",
+        "|---|---|",
+        *(f"| `{name}` | {meaning} |" for name, meaning in RESERVED_VARIABLES.items()),
+        "",
+        "Paths that are relative start where bstar is started.",
         "",
     ]
     for section in ("", *SECTIONS):
@@ -38,7 +38,7 @@ def generate() -> str:
             continue  # it holds sections only
         lines += ["| key | default | value | meaning |", "|---|---|---|---|"]
         lines += [
-            f"| `{path}` | {_default(field)} | {field.expected} | {field.description} |"
+            f"| `{path}` | {_default(field)} | {_values(field)} | {field.description} |"
             for path, field in FIELDS.items()
             if field.section == section
         ]
@@ -47,18 +47,17 @@ def generate() -> str:
         "## Clients and workers",
         "",
         (
-            "`bstar worker`, `call`, `load` and `status` take a file of their own with `--config FILE` or "
-            "`BSTAR_CLIENT_CONFIG`; programs read it with `bstar.settings.load_fleet` and give what that "
-            "returns to `HAClient` or `Worker` in place of endpoints. "
-            "[configs/client.yaml](../configs/client.yaml) is one; `bstar sample-config --role client` "
-            "prints it, and `bstar check-config --client FILE` checks one. [fleet.md](fleet.md) tells of "
-            "several pairs."
+            "Commands take a file of their own with `--config FILE` or `BSTAR_CLIENT_CONFIG`; programs read "
+            "it with `bstar.settings.load_fleet` and give what that returns to `HAClient` or `Worker` in "
+            "place of endpoints. `bstar sample-config --role client` prints one "
+            "([configs/client.yaml](../configs/client.yaml)), `bstar check-config --client FILE` checks "
+            "one. [fleet.md](fleet.md) is about several pairs."
         ),
         "",
         "| key | default | value | meaning |",
         "|---|---|---|---|",
         (
-            "| `pairs` | (must be given) | names with lists of endpoints, the primary's first | The pairs. A "
+            "| `pairs` | required | names with lists of endpoints, the primary's first | The pairs. A "
             "list of lists gives them no names; a service then moves when a node moves. |"
         ),
         (
@@ -68,8 +67,6 @@ def generate() -> str:
         "",
         "## Relations between keys",
         "",
-        "Checked before a node starts:",
-        "",
         "| must hold | because |",
         "|---|---|",
         *(f"| {relation.words} | {relation.reason} |" for relation in RELATIONS),
@@ -77,19 +74,17 @@ def generate() -> str:
         "Not visible in one file, so nobody checks them for you:",
         "",
         (
-            "- A client's deadline should be longer than `failover_timeout_s` plus the time a call takes, or "
-            "its calls end before the passive node may serve them. The published Binary Star client gives a "
-            "node 1 s and then waits 2 s before it tries the other one; where `failover_timeout_s` is longer "
-            "than this it needs another round."
+            "- A client's deadline should be longer than `failover_timeout_s` plus the time a call takes. "
+            "The published Binary Star client gives a node 1 s and waits 2 s before it tries the other "
+            "one; where `failover_timeout_s` is longer it needs another round."
         ),
         (
-            "- A node that a process manager restarts within `failover_timeout_s` finds its peer active: the "
-            "pair changes roles without a client's vote. Restart slower, or expect it."
+            "- A node that restarts within `failover_timeout_s` finds its peer active: the pair changes "
+            "roles without a client's vote."
         ),
         (
-            "- `failover_timeout_s` should be longer than the pauses your machines really make (a full "
-            "disk, a migrating virtual machine, a stopped container): a node that was away longer steps "
-            "down even if nobody else can serve."
+            "- `failover_timeout_s` should be longer than the pauses that your machines really make: a node "
+            "that was away longer steps down even if nobody else can serve."
         ),
         "",
     ]
@@ -99,4 +94,10 @@ def generate() -> str:
 def _default(field: Field) -> str:
     if field.from_profile:
         return by_profile(field)
-    return f"`{scalar(field.default)}`" if field.has_default else "(must be given)"
+    return f"`{scalar(field.default)}`" if field.has_default else "required"
+
+
+def _values(field: Field) -> str:
+    """What a right value is, as short as a table wants it."""
+    text = re.sub(r"^(a text|an? (whole )?number from|one of) ?", "", field.expected)
+    return "text, null" if field.expected == "a text or null" else text.replace(" or ", ", ") or "text"

@@ -79,7 +79,7 @@ def _fields(section: type[msgspec.Struct], prefix: str) -> Iterator[Field]:
 def _sections(section: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, str]]:
     for field in msgspec.structs.fields(section):
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            yield prefix + field.name, field.type.__doc__ or ""
+            yield prefix + field.name, " ".join((field.type.__doc__ or "").split())
             yield from _sections(field.type, f"{prefix}{field.name}.")
 
 

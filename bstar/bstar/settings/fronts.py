@@ -7,27 +7,23 @@ from msgspec import Meta
 from bstar.settings.section import Section
 from bstar.wire.limits import HEARTBEAT_S_MAX, HEARTBEAT_S_MIN
 
-_WHO = "An address that is not loopback needs security.key, or insecure: true."
-
 
 class PppOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Pirates: workers of the Simple and the Paranoid Pirate pattern (6/PPP), and REQ clients."""
 
     clients: Annotated[
-        str | None,
-        Meta(description=f"Where Pirate clients connect: an endpoint to bind. null: no clients. {_WHO}"),
+        str | None, Meta(description="Where Pirate clients connect: an endpoint to bind. null: no clients.")
     ] = None
     workers: Annotated[
-        str | None,
-        Meta(description=f"Where Pirate workers connect: an endpoint to bind. null: no workers. {_WHO}"),
+        str | None, Meta(description="Where Pirate workers connect: an endpoint to bind. null: no workers.")
     ] = None
     service: Annotated[
         str,
         Meta(
             min_length=1,
             max_length=255,
-            description="The service that Pirate clients ask for and Pirate workers offer: the protocol has "
-            "no names. Others ask for it and offer it by this name.",
+            description="The service that Pirate clients ask for and Pirate workers offer; others use "
+            "this name.",
         ),
     ] = "pirates"
     heartbeat_interval_s: Annotated[
@@ -35,8 +31,8 @@ class PppOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             ge=HEARTBEAT_S_MIN,
             le=HEARTBEAT_S_MAX,
-            description="Seconds between heartbeats to and from workers of the Paranoid Pirate. Published "
-            "workers have 1.0 and cannot be told another.",
+            description="Seconds between heartbeats with workers of the Paranoid Pirate. Published ones"
+            " have 1.0 and cannot learn another.",
         ),
     ] = 1.0
     liveness: Annotated[
@@ -44,8 +40,8 @@ class PppOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             ge=2,
             le=100,
-            description="Heartbeats of the Paranoid Pirate that may be missed; then an idle worker counts as "
-            "gone. A working one has timing.busy_timeout_s until it has sent a heartbeat while it worked.",
+            description="Missed heartbeats that make an idle Paranoid Pirate worker gone. A working one"
+            " has timing.busy_timeout_s until it has sent a heartbeat while it worked.",
         ),
     ] = 3
 
@@ -56,23 +52,21 @@ class PzqOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
     producers: Annotated[
         str | None,
         Meta(
-            description="Where producers connect: an endpoint to bind. null: no producers. It needs "
-            f"store.directory, as do the other doors. {_WHO}"
+            description="Where producers connect: an endpoint to bind. null: no producers. All doors "
+            "need store.directory."
         ),
     ] = None
-    consumers: Annotated[
-        str | None, Meta(description=f"Where consumers connect: an endpoint to bind. {_WHO}")
-    ] = None
+    consumers: Annotated[str | None, Meta(description="Where consumers connect: an endpoint to bind.")] = None
     monitor: Annotated[
-        str | None, Meta(description=f"Where monitors ask for figures: an endpoint to bind. {_WHO}")
+        str | None, Meta(description="Where monitors ask for figures: an endpoint to bind.")
     ] = None
     service: Annotated[
         str,
         Meta(
             min_length=1,
             max_length=255,
-            description="The service that producers' messages ask for and consumers offer: the protocol has "
-            "no names. Others submit to it and offer it by this name.",
+            description="The service that producers' messages ask for and consumers offer; others use "
+            "this name.",
         ),
     ] = "pzq"
     ack_timeout_s: Annotated[
@@ -85,12 +79,7 @@ class PzqOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = 5.0
     in_flight_max: Annotated[
         int,
-        Meta(
-            ge=1,
-            le=512,
-            description="Messages that all consumers together have at once, unacknowledged. Those that one "
-            "consumer cannot do within ack_timeout_s are delivered again.",
-        ),
+        Meta(ge=1, le=512, description="Messages that all consumers together have at once, unacknowledged."),
     ] = 256
 
 
@@ -99,30 +88,28 @@ class EmqOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     clients: Annotated[
         str | None,
-        Meta(
-            description=f"Where clients and schedulers connect: an endpoint to bind. null: no EventMQ. {_WHO}"
-        ),
+        Meta(description="Where clients and schedulers connect: an endpoint to bind. null: no EventMQ."),
     ] = None
-    workers: Annotated[
-        str | None, Meta(description=f"Where job managers connect: an endpoint to bind. {_WHO}")
-    ] = None
+    workers: Annotated[str | None, Meta(description="Where job managers connect: an endpoint to bind.")] = (
+        None
+    )
     admin: Annotated[
-        str | None, Meta(description=f"Where the admin command connects: an endpoint to bind. {_WHO}")
+        str | None, Meta(description="Where the admin command connects: an endpoint to bind.")
     ] = None
     default_queue: Annotated[
         str,
         Meta(
             min_length=1,
             max_length=255,
-            description="The queue of job managers that name none, and of requests to unknown queues. A "
-            "queue is the broker's service of that name.",
+            description="The queue of job managers that name none, and of requests to unknown queues. A"
+            " queue is the service of that name.",
         ),
     ] = "default"
     unknown_queue: Annotated[
         Literal["default", "keep"],
         Meta(
-            description="A request to a queue that no worker offers. default: it goes to default_queue, if a "
-            "worker offers that; keep: it waits in its own queue."
+            description="A request to a queue that no worker offers. default: it goes to default_queue,"
+            " if a worker offers that; keep: it waits in its own."
         ),
     ] = "default"
     heartbeat_interval_s: Annotated[
@@ -136,7 +123,7 @@ class EmqOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             ge=2,
             le=100,
-            description="Intervals of silence after which a job manager or a scheduler counts as lost.",
+            description="Silent intervals after which a job manager or a scheduler counts as lost.",
         ),
     ] = 3
     job_timeout_s: Annotated[
@@ -144,15 +131,16 @@ class EmqOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             ge=1,
             le=604_800,
-            description="How long job managers run a job without the header timeout:n; GLOBAL_TIMEOUT of the "
-            "published program. A job without a REPLY 30 s after its timeout ends as TimeoutError.",
+            description="How long job managers run a job without the header timeout:n (GLOBAL_TIMEOUT "
+            "of the published program). A job without a REPLY 30 s after its timeout ends "
+            "as TimeoutError.",
         ),
     ] = 300.0
     scheduler: Annotated[
         Literal["internal", "external"],
         Meta(
-            description="Who keeps schedules. internal: the durable store, or without store.directory the "
-            "active node's memory; external: the emq-scheduler that connected last."
+            description="Who keeps schedules. internal: the durable store, or without store.directory "
+            "the active node's memory; external: the emq-scheduler that connected last."
         ),
     ] = "internal"
     wire: Annotated[
@@ -166,7 +154,9 @@ class EmqOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Fronts(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Other protocols on sockets of their own (docs/patterns.md). Without an endpoint a front is off."""
+    """Other protocols on sockets of their own (docs/patterns.md). Without an endpoint a front is off. An
+    address that is not loopback needs security.key, or insecure: true.
+    """
 
     ppp: PppOptions = PppOptions()
     pzq: PzqOptions = PzqOptions()

@@ -13,24 +13,24 @@ class StoreOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     directory: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
         Meta(
-            description="Directory of this node's store, one per node, made when missing, on a local disk. A "
-            "relative path starts where bstar is started. null keeps no durable requests."
+            description="Directory of this node's store, one per node, made when missing, on a local "
+            "disk. null keeps no durable requests."
         ),
     ] = None
     link: Annotated[
         str | None,
         Meta(
-            description="Where the stores of the two nodes meet: on the primary an endpoint to bind, on the "
-            "backup the same as seen from its machine (an address to connect to, so never *). An address "
-            "that is not loopback needs security.key, or insecure: true."
+            description="Where the stores of the two nodes meet: on the primary an endpoint to bind, on"
+            " the backup the same as seen from its machine. An address that is not loopback"
+            " needs security.key, or insecure: true."
         ),
     ] = None
     when_alone: Annotated[
         Literal["refuse", "accept"],
         Meta(
-            description="What becomes of new durable requests while only one disk can be reached. refuse: "
-            "clients hear BUSY and try again, so whatever was acknowledged is on two disks. accept: they are "
-            "taken with one copy, and are lost with that disk. Everything else goes on either way."
+            description="What becomes of new durable requests while only one disk can be reached. "
+            "refuse: clients get BUSY and try again, so whatever was acknowledged is on two"
+            " disks. accept: they are taken with one copy, and lost with that disk."
         ),
     ] = "refuse"
     peer_timeout_s: Annotated[
@@ -38,8 +38,8 @@ class StoreOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(
             ge=0.1,
             le=3_600,
-            description="Seconds without a sign of the peer's store after which the leading one goes on with "
-            "one copy. Acknowledgements wait that long when the peer dies.",
+            description="Seconds without a sign of the peer's store after which the leading one goes on"
+            " with one copy. Acknowledgements wait that long when the peer dies.",
         ),
     ] = 2.0
     requests_max: Annotated[
@@ -50,8 +50,8 @@ class StoreOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(
             ge=MIB,
             le=1024 * GIB,
-            description="Octets of the bodies and answers in the store. Beyond it requests are refused as "
-            "busy. The file takes about twice as much. The default is 64 GiB.",
+            description="Bytes of the bodies and answers in the store. Beyond it requests are refused "
+            "as busy. The file takes about twice as much. Default 64 GiB.",
         ),
     ] = 64 * GIB
     log_bytes: Annotated[
@@ -59,8 +59,8 @@ class StoreOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(
             ge=MIB,
             le=1024 * GIB,
-            description="Octets of the log that are kept for a peer that is away. One that missed more gets "
-            "the whole table when it comes back. The default is 256 MiB.",
+            description="Bytes of the log kept for a peer that is away. One that missed more gets the "
+            "whole table. Default 256 MiB.",
         ),
     ] = 256 * MIB
     keep_answers_s: Annotated[
@@ -68,13 +68,12 @@ class StoreOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(
             ge=1,
             le=315_360_000,
-            description="Seconds that an answer, or a cancelled request, is kept if its client does not "
-            "close it. The default is a week.",
+            description="Seconds that an answer, or a cancelled request, is kept if its client does not"
+            " close it. Default a week.",
         ),
     ] = 604_800.0
     keep_dead_s: Annotated[
-        float,
-        Meta(ge=1, le=315_360_000, description="Seconds that dead letters are kept. The default is 30 days."),
+        float, Meta(ge=1, le=315_360_000, description="Seconds that dead letters are kept. Default 30 days.")
     ] = 2_592_000.0
     attempts_max: Annotated[
         int,
@@ -89,19 +88,19 @@ class StoreOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(
             ge=0,
             le=86_400,
-            description="Seconds between the first failed attempt and the next one; twice as long after each "
-            "further one.",
+            description="Seconds between the first failed attempt and the next one; twice as long after"
+            " each further one.",
         ),
     ] = 1.0
     backoff_max_s: Annotated[
-        float, Meta(ge=0, le=31_536_000, description="The longest time between two attempts, in seconds.")
+        float, Meta(ge=0, le=31_536_000, description="The longest pause between two attempts, in seconds.")
     ] = 300.0
     expires_s: Annotated[
         float,
         Meta(
             ge=0,
             le=315_360_000,
-            description="Seconds after which a request that has no answer is a dead letter if its submit "
-            "does not say. 0: never.",
+            description="Seconds after which a request without an answer is a dead letter if its submit"
+            " does not say. 0: never.",
         ),
     ] = 0.0

@@ -21,7 +21,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=HEARTBEAT_S_MIN,
             le=HEARTBEAT_S_MAX,
-            description="Seconds between two state messages to the peer. Must be the same on both nodes.",
+            description="Seconds between two state messages to the peer. The same on both nodes.",
         ),
     ]
     failover_timeout_s: Annotated[
@@ -29,12 +29,9 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=2 * HEARTBEAT_S_MIN,
             le=600,
-            description="Seconds of silence after which the peer counts as dead, so that the next client "
-            "request makes the passive node active. It is also the longest pause of this "
-            "process after which it may go on as active. It must be the same on both nodes and "
-            "at least 2 × heartbeat_interval_s. Shorter fails over faster, and more often "
-            "without cause. Clients need a longer deadline than this, or their calls end before "
-            "the other node may serve them.",
+            description="Seconds of silence after which the peer counts as dead and the next request "
+            "makes the passive node active; also the longest pause that an active node "
+            "survives as active. The same on both nodes. Clients need longer deadlines.",
         ),
     ]
     failover_timeout_max_s: Annotated[
@@ -42,22 +39,19 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=2 * HEARTBEAT_S_MIN,
             le=600,
-            description="If it is above failover_timeout_s, that one is only the minimum: the nodes measure "
-            "how late each other's state messages come and adapt the timeout, up to this maximum. A node "
-            "that has not heard its peer yet waits for this long. The same as failover_timeout_s: the "
-            "timeout is fixed. It is fixed as well if you set failover_timeout_s and not this key. It "
-            "must be the same on both nodes.",
+            description="Above failover_timeout_s: that one is the minimum, and the nodes adapt the "
+            "timeout up to this maximum. The same as failover_timeout_s, or not set beside "
+            "it: the timeout is fixed. A node that has not heard its peer yet waits for this "
+            "long. The same on both nodes.",
         ),
     ]
     expire_on_refused: Annotated[
         bool,
         Meta(
-            description="Whether a peer counts as dead at once if its connection breaks and its "
-            "endpoints.state then refuses connections. A killed process is then noticed in "
-            "milliseconds, not after failover_timeout_s. Say false if anything between the "
-            "nodes could refuse in the name of a process that lives: a proxy, a NAT, a firewall "
-            "that rejects, a service address of a container platform. Otherwise both nodes may "
-            "serve."
+            description="Whether the peer counts as dead at once if its endpoints.state refuses "
+            "connections: milliseconds after its process was killed. Say false if anything "
+            "between the nodes could refuse in the name of a living process (a proxy, a "
+            "NAT, a firewall that rejects, a service address), or both may serve."
         ),
     ]
     worker_heartbeat_interval_s: Annotated[
@@ -65,8 +59,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=HEARTBEAT_S_MIN,
             le=HEARTBEAT_S_MAX,
-            description="Seconds between heartbeats with workers of the native dialect. The node tells "
-            "workers when they register, so set it here only.",
+            description="Seconds between heartbeats with native workers. They learn it from the node.",
         ),
     ]
     worker_liveness: Annotated[
@@ -74,9 +67,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=2,
             le=100,
-            description="How many intervals without any message a native worker may miss before it counts "
-            "as gone and its requests go to another one. Its expiry is "
-            "worker_heartbeat_interval_s × worker_liveness. A worker whose process lives keeps "
+            description="How many silent intervals make a native worker gone: its expiry is "
+            "worker_heartbeat_interval_s × worker_liveness. One whose process lives keeps "
             "its requests for busy_timeout_s.",
         ),
     ]
@@ -85,8 +77,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=HEARTBEAT_S_MIN,
             le=HEARTBEAT_S_MAX,
-            description="Seconds between heartbeats with plain Majordomo workers (MDP/0.1 and 0.2). The "
-            "node cannot tell them: set what they are built with. Published ones use 2.5.",
+            description="Seconds between heartbeats with plain Majordomo workers. They cannot learn it:"
+            " set what they are built with. Published ones use 2.5.",
         ),
     ]
     mdp_liveness: Annotated[
@@ -94,8 +86,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=2,
             le=100,
-            description="How many intervals without any message a plain Majordomo worker may miss before it "
-            "counts as gone: its expiry is mdp_heartbeat_interval_s × mdp_liveness.",
+            description="How many silent intervals make a plain Majordomo worker gone: its expiry is "
+            "mdp_heartbeat_interval_s × mdp_liveness.",
         ),
     ]
     busy_timeout_s: Annotated[
@@ -103,11 +95,10 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=0.02,
             le=86_400,
-            description="Seconds that a worker may be silent while it works on a request, if its process "
-            "lives. That is for a native worker whose handler holds the GIL or blocks the event "
-            "loop. It is also for a plain Majordomo worker: published ones send no heartbeats "
-            "while they work. One that does is held to mdp_liveness. A worker whose process or "
-            "machine dies is noticed earlier, by its connection.",
+            description="Seconds that a worker whose process lives may be silent while it works: a "
+            "native one whose handler holds the GIL or blocks the loop, or a plain "
+            "Majordomo one that sends no heartbeats then. A dead process or machine is "
+            "noticed earlier, by its connection.",
         ),
     ]
     request_ttl_s: Annotated[
@@ -116,9 +107,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             ge=0.1,
             le=86_400,
             description="Seconds that a request may wait in a queue. One without a deadline of its own "
-            "(plain Majordomo clients cannot set one) is then dropped and counted. One with a "
-            "longer deadline goes back to its client as busy, and the client sends it again. It "
-            "must be longer than both worker expiries.",
+            "(plain Majordomo) is then dropped and counted; one with a longer deadline goes"
+            " back to its client as busy, and comes again.",
         ),
     ]
     client_check_interval_s: Annotated[
@@ -126,9 +116,9 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=0,
             le=3_600,
-            description="Seconds between messages to a native client whose requests wait in a queue. If its "
-            "connection is gone, its requests leave the queue and are not executed. 0 never "
-            "checks: they are executed although nobody takes the reply.",
+            description="Seconds between messages to a native client whose requests wait. If its "
+            "connection is gone, they leave the queue. 0 never checks: they are executed "
+            "although nobody takes the reply.",
         ),
     ]
     service_ttl_s: Annotated[
@@ -136,9 +126,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=0.1,
             le=86_400,
-            description="Seconds after which the node forgets a service that has neither workers nor "
-            "requests. It must be longer than both worker expiries, or a service vanishes while "
-            "its workers come back.",
+            description="Seconds after which the node forgets a service without workers and requests.",
         ),
     ]
     drain_timeout_s: Annotated[
@@ -146,8 +134,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=0,
             le=3_600,
-            description="Seconds that a stopping node gives its workers to finish what they execute, before "
-            "it hands the role over. 0 stops at once. A switchover is called off after it.",
+            description="Seconds that a stopping node gives its workers to finish before it hands the "
+            "role over. 0 stops at once. A switchover is called off after it.",
         ),
     ]
 
