@@ -49,8 +49,8 @@ class Admission:
     def receive(self, message: Request, now: float) -> list[Output]:
         """Handle one request of a client. It waits if this node does not serve."""
         codec = self._codecs[message.dialect]
-        service = self._services.get(message.service) or self._add_service(message.service, now)
-        if service is None:
+        service = self._services.get(message.service)
+        if service is None and (service := self._add_service(message.service, now)) is None:
             return self._refuse(message, codec, None, refusals.SERVICES_FULL)
         identity = message.identity
         sender = message.sender
@@ -65,30 +65,29 @@ class Admission:
         size = len(body[0]) if len(body) == 1 else sum(map(len, body))
         if message.extensions:
             size += len(message.extensions)
+        ledger = self._ledger
+        queue, idle = service.queue, service.idle
+        is_queued = not (
+            idle and ledger.is_serving and not (queue.length or ledger.is_draining or service.pause_why)
+        )
         refusal = self._why_not_taken(message, held + 1, size + REQUEST_BYTES)
+        if refusal is None and is_queued:
+            refusal = self._waiting.why_not(sender, held + 1, queue.length + 1, size)
         if refusal is not None:
             return self._refuse(message, codec, service, refusal)
-        queue = service.queue
-        ledger = self._ledger
-        ttl_s = message.ttl_ms / 1000
-        waits_s = self._settings.request_ttl_s
+        latest = now + self._settings.request_ttl_s
+        deadline = now + message.ttl_ms / 1000 if message.ttl_ms else 0.0
         request = Accepted(
             sender, message.envelope, codec, sender, service, body, size, identity,
-            message.extensions, now, now + (ttl_s if 0 < ttl_s < waits_s else waits_s),
-            now + ttl_s if ttl_s else 0.0,
-            is_repeated=message.is_repeated, is_urgent=message.is_urgent,
-            is_once=message.is_once, is_whole=message.is_whole,
+            message.extensions, now, min(latest, deadline) if deadline else latest, deadline,
+            message.is_repeated, message.is_urgent, message.is_once, message.is_whole, is_queued,
         )  # fmt: skip
-        is_first = not (queue.length or ledger.is_draining or service.pause_why)
-        if is_first and service.idle and ledger.is_serving:
-            outputs: list[Output] = [self._dispatch(service.idle.popitem(last=False)[0], request, now)]
-        elif (refusal := self._why_not_queued(sender, held + 1, queue.length + 1, size)) is not None:
-            return self._refuse(message, codec, service, refusal)
-        else:
+        outputs: list[Output] = []
+        if is_queued:
             queue.push(sender, request, is_urgent=message.is_urgent)
-            request.is_queued = True
-            self._waiting.enter(request, 1, size, now)
-            outputs = []
+            self._waiting.enter(request, sender, 1, size, now)
+        else:
+            outputs.append(self._dispatch(idle.popitem(last=False)[0], request, now))
         service.tally.accepted += 1
         ledger.memory_left -= size + REQUEST_BYTES
         self._requests_of[sender] = held + 1
@@ -96,7 +95,7 @@ class Admission:
             ledger.charge(sender, 1)
         if identity:
             self._by_identity[identity] = request
-        if request.is_queued and service.idle:
+        if is_queued and idle:
             # A suspect waits for an empty worker, and this one may stand before it.
             self._dispatch_queued(service, now, outputs)
         return outputs
@@ -114,12 +113,6 @@ class Admission:
         if held > self._settings.requests_per_client_max:
             return refusals.CLIENT_FULL
         return refusals.MEMORY_FULL if octets > self._ledger.memory_left else None
-
-    def _why_not_queued(self, sender: bytes, held: int, length: int, octets: int) -> Refusal | None:
-        """Why it may not wait. With it ``sender`` holds ``held`` requests, and the queue has ``length``."""
-        if self._waiting.is_long(length, held):
-            return refusals.QUEUE_FULL
-        return refusals.BYTES_FULL if self._waiting.is_heavy(sender, octets) else None
 
     def _refuse(
         self, message: Request, codec: ClientCodec, service: ServiceRecord | None, refusal: Refusal
@@ -221,7 +214,7 @@ class Admission:
             bundle.is_queued = True
             self._bundles.add(bundle, bundle.numbers[bundle.given :] if bundle.given else bundle.numbers)
             service.queue.push(sender, bundle, rest)
-            self._waiting.enter(bundle, rest, size - bundle.given_bytes, now)
+            self._waiting.enter(bundle, sender, rest, size - bundle.given_bytes, now)
             if service.idle:
                 self._dispatch_queued(service, now, outputs)
         return outputs
@@ -233,7 +226,7 @@ class Admission:
         held = self._requests_of.get(sender, 0) + count
         return (
             self._why_not_taken(message, held, size) is not None
-            or self._why_not_queued(sender, held, service.queue.length + count, size) is not None
+            or self._waiting.why_not(sender, held, service.queue.length + count, size) is not None
             or size > self._settings.message_bytes_max
             or (0 in ttls_ms and any(ttls_ms))
             or self._is_known(message)

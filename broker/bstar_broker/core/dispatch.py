@@ -26,6 +26,7 @@ class Dispatcher:
         self._ledger = ledger
         self._bundles = bundles
         self._endings = endings
+        self._waiting = ledger.waiting
 
     def dispatch(self, worker: WorkerRecord, request: Accepted, now: float) -> Dispatch:
         """Dispatch the request to this worker. The caller has removed it from the idle ones."""
@@ -69,7 +70,8 @@ class Dispatcher:
             return
         queue, idle = service.queue, service.idle
         while idle and queue.length:
-            request = queue.head()
+            lanes = queue.next_lanes()
+            request = queue.head(lanes)
             if type(request) is Bundle:
                 self._deal_queued(request, outputs, now)
                 continue
@@ -77,14 +79,15 @@ class Dispatcher:
             if request.crowd_max and now < request.apart_until:
                 if not self._dispatch_apart(service, request, now, outputs):
                     return
-            elif self._take(service, request, now, outputs):
-                outputs.append(self.dispatch(idle.popitem(last=False)[0], request, now))
+            else:
+                queue.pop(1, lanes)
+                if self._is_in_time(request, now, outputs):
+                    outputs.append(self.dispatch(idle.popitem(last=False)[0], request, now))
 
-    def _take(self, service: ServiceRecord, request: Accepted, now: float, outputs: list[Output]) -> bool:
-        """Remove the head of the queue. False if its time is over: then it has ended."""
-        service.queue.pop()
+    def _is_in_time(self, request: Accepted, now: float, outputs: list[Output]) -> bool:
+        """A request has left its queue. False if its time is over: then it has ended."""
         request.is_queued = False
-        self._ledger.waiting.leave(request.lane, 1, request.size)
+        self._waiting.leave(request.lane, 1, request.size)
         if now < request.expires_at or now < request.deadline:
             return True
         outputs += self._endings.expire(request, now)
@@ -99,7 +102,8 @@ class Dispatcher:
             return False
         crowd_max, is_used = request.crowd_max, False
         while worker.held < worker.credit and worker.crowd < crowd_max:
-            if self._take(service, request, now, outputs):
+            service.queue.pop()
+            if self._is_in_time(request, now, outputs):
                 is_used = True
                 for fellow in worker.fellows:
                     fellow.crowd_max = crowd_max

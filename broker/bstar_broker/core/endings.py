@@ -141,7 +141,7 @@ class Endings:
             service.tally.redelivered += 1
             service.queue.push_front(request.lane, request, is_urgent=request.is_urgent)
             request.is_queued = True
-            ledger.waiting.enter(request, 1, request.size, now)
+            ledger.waiting.enter(request, request.lane, 1, request.size, now)
 
     def _charge(self, request: Accepted, crowd: int) -> None:
         """Its worker was lost with ``crowd`` requests."""

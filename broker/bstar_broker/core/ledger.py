@@ -157,7 +157,8 @@ class Ledger:
             self.by_identity.pop(request.identity, None)
         # The deadline line may keep the record until its time to live ends.
         request.body = []
-        request.held = None
+        if request.held is not None:
+            request.held = None
 
     @staticmethod
     def answer(request: Accepted, frames: list[bytes] | None, outputs: list[Output]) -> None:

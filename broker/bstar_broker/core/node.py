@@ -34,7 +34,17 @@ from bstar.star import (
 )
 from bstar.wire import CODECS, decode, mmi, refusals
 from bstar.wire.dialect import Dialect
-from bstar.wire.messages import FromPeer, Heartbeat, Partial, Ping, Ready, Request, Requests, StaleEpoch
+from bstar.wire.messages import (
+    Final,
+    FromPeer,
+    Heartbeat,
+    Partial,
+    Ping,
+    Ready,
+    Request,
+    Requests,
+    StaleEpoch,
+)
 from bstar_broker.core.authority import Authority
 from bstar_broker.core.broker import Broker
 from bstar_broker.core.findings import Findings
@@ -98,6 +108,12 @@ class Node:
         self._cut_off = machine.cut_off
         self.broker = Broker(settings, node_id=node_id, describe=machine.status, now=now, observer=observer)
         self._handlers = self.broker.handlers
+        self._receivers: dict[type, Callable[..., list[Output]]] = {
+            **dict.fromkeys(self._handlers, self._receive_other),
+            Request: self._receive_request,
+            Requests: self._receive_requests,
+            Final: self._receive_final,
+        }
         ledger = self.broker.ledger
         self.authority = None if find_principal is None else Authority(find_principal, ledger, origin)
         if address is not None:
@@ -124,14 +140,19 @@ class Node:
 
     def receive_frames(self, frames: list[bytes], now: float, user_id: str = "") -> list[Output]:
         """Handle one message of a client or worker, the routing id first. Bad ones are counted."""
-        outputs = self._check_lease(now) if now >= self.machine.serve_until else []
+        before = self._check_lease(now) if now >= self.machine.serve_until else None
         try:
             message = decode(frames, self._message_bytes_max, self._message_frames_max)
         except RemoteProtocolError as error:
-            outputs += self._receive_unread(frames, error, user_id, now)
+            outputs = self._receive_unread(frames, error, user_id, now)
         else:
-            outputs += self.receive_message(message, now, user_id)
-        return self._settled(outputs, now)
+            if self.authority is None:
+                outputs = self._receivers[type(message)](message, now, user_id)
+            else:
+                outputs = self.receive_message(message, now, user_id)
+        if before:
+            outputs = before + outputs
+        return outputs if self.store is None else self._settled(outputs, now)
 
     def receive_message(self, message: FromPeer, now: float, user_id: str) -> list[Output]:
         """Handle a message of a client or worker, of any dialect, within another input."""
@@ -139,25 +160,27 @@ class Node:
             refused = self._vet(message, user_id, now)
             if refused is not None:
                 return refused
+        return self._receivers[type(message)](message, now, user_id)
+
+    def _receive_other(self, message: FromPeer, now: float, user_id: str) -> list[Output]:
         kind = type(message)
-        if kind is Request:
-            return self._receive_request(message, now, user_id)  # type: ignore[arg-type]
-        if kind is Requests:
-            return self._receive_requests(message, now, user_id)  # type: ignore[arg-type]
+        outputs: list[Output] = []
         if (
             kind in _EPOCH_CARRIERS
             and message.epoch > self.machine.epochs.seen  # type: ignore[union-attr]
             and (kind is Ready or message.sender in self.broker.ledger.workers)
         ):
             outputs = self._hear_epoch(message, user_id, now)  # type: ignore[arg-type]
-            outputs += self._handlers[kind](message, now)
-        else:
-            if kind is Ping and message.sender in self.broker.ledger.requests_of:
-                self._cut_off.served_at = now
-            outputs = self._handlers[kind](message, now)
+        elif kind is Ping and message.sender in self.broker.ledger.requests_of:
+            self._cut_off.served_at = now
+        outputs += self._handlers[kind](message, now)
         if self.parting.is_draining and kind not in _NO_ENDS:
             outputs += self._part(now)
         return outputs
+
+    def _receive_final(self, message: Final, now: float, user_id: str) -> list[Output]:
+        outputs = self._handlers[Final](message, now)
+        return outputs + self._part(now) if self.parting.is_draining else outputs
 
     def _hear_epoch(self, message: Ready | Heartbeat | StaleEpoch, user_id: str, now: float) -> list[Output]:
         """A worker remembers an epoch above all that this node knows. A far one goes to the log."""

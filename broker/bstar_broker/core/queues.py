@@ -26,6 +26,8 @@ T = TypeVar("T", bound=Hashable)
 
 URGENT_IN_A_ROW_MAX = 15
 
+_Lanes = OrderedDict[bytes, OrderedDict[T, None]]
+
 
 class FairQueue(Generic[T]):
     """First in, first out within a lane; round robin between lanes. All but ``clear`` and ``replace`` is
@@ -64,11 +66,12 @@ class FairQueue(Generic[T]):
         lanes[lane].move_to_end(item, last=False)
         lanes.move_to_end(lane, last=False)
 
-    def pop(self, count: int = 1) -> T:
+    def pop(self, count: int = 1, lanes: "_Lanes[T] | None" = None) -> T:
         """Remove and return the next lane's first item with all its requests; IndexError if all lanes are
-        empty.
+        empty. ``lanes``, if they are known: ``next_lanes``.
         """
-        lanes = self._next_lanes()
+        if lanes is None:
+            lanes = self.next_lanes()
         lane, queue = next(iter(lanes.items()))
         item, _ = queue.popitem(last=False)
         self._end_turn(lanes, lane, count)
@@ -76,7 +79,7 @@ class FairQueue(Generic[T]):
 
     def take_part(self, count: int) -> None:
         """The next lane's first item has lost ``count`` of its requests; that was the lane's turn."""
-        lanes = self._next_lanes()
+        lanes = self.next_lanes()
         self._end_turn(lanes, next(iter(lanes)), count)
 
     def _end_turn(self, lanes: OrderedDict[bytes, OrderedDict[T, None]], lane: bytes, count: int) -> None:
@@ -100,11 +103,12 @@ class FairQueue(Generic[T]):
             self._fresh_in_a_row = 0
             lanes.move_to_end(lane)
 
-    def head(self) -> T:
+    def head(self, lanes: "_Lanes[T] | None" = None) -> T:
         """The item that ``pop`` would return; IndexError if all lanes are empty."""
-        return next(iter(next(iter(self._next_lanes().values()))))
+        return next(iter(next(iter((lanes or self.next_lanes()).values()))))
 
-    def _next_lanes(self) -> OrderedDict[bytes, OrderedDict[T, None]]:
+    def next_lanes(self) -> "_Lanes[T]":
+        """The lanes of which the first is next; IndexError if all lanes are empty."""
         lanes = self._round
         while lanes and not next(iter(lanes.values())):
             lanes.popitem(last=False)

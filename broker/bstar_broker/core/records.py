@@ -71,6 +71,13 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
     accepted_at: float
     expires_at: float
     deadline: float
+    # Its client says that an earlier attempt may have been executed, at any node.
+    is_repeated: bool = False
+    is_urgent: bool = False
+    # As in ``Request``.
+    is_once: bool = False
+    is_whole: bool = False
+    is_queued: bool = False
     deliveries: int = 0
     losses: int = 0
     crowd: int = 0
@@ -79,14 +86,7 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
     partials: int = 0
     held: list[bytes] | None = None
     held_bytes: int = 0
-    is_queued: bool = False
     is_abandoned: bool = False
-    # Its client says that an earlier attempt may have been executed, at any node.
-    is_repeated: bool = False
-    is_urgent: bool = False
-    # As in ``Request``.
-    is_once: bool = False
-    is_whole: bool = False
     # Routing ids of other clients with the same key. They get the same replies.
     askers: list[bytes] | None = None
     dispatched_at: float = 0.0

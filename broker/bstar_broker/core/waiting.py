@@ -14,12 +14,16 @@ from collections.abc import Iterator
 import msgspec
 
 from bstar.base.deadlines import Deadlines
-from bstar.wire import native_broker
+from bstar.wire import native_broker, refusals
+from bstar.wire.refusals import Refusal
 from bstar_broker.core.records import Accepted, Bundle
 from bstar_broker.core.settings import BrokerSettings
 
 # One part in ten of each bound is for clients that hold less than that part.
 _RESERVE_PART = 10
+# After so many new deadlines, those of ended requests may be forgotten. To ask each time costs 2 % of a
+# request.
+_TIDY_EVERY = 64
 
 
 class _Share(msgspec.Struct, gc=False):
@@ -34,7 +38,16 @@ class _Share(msgspec.Struct, gc=False):
 class Waiting:
     """Counts of waiting requests. A part that queues or removes a request calls ``enter`` or ``leave``."""
 
-    __slots__ = ("_settings", "_shares", "count", "deadlines", "octets", "unread", "unread_octets")
+    __slots__ = (
+        "_settings",
+        "_shares",
+        "_until_tidy",
+        "count",
+        "deadlines",
+        "octets",
+        "unread",
+        "unread_octets",
+    )
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
@@ -45,12 +58,17 @@ class Waiting:
         self.unread: dict[bytes, int] = {}
         self.unread_octets = 0
         self.deadlines: Deadlines[Accepted | Bundle] = Deadlines(_is_due)
+        self._until_tidy = _TIDY_EVERY
 
-    def is_long(self, length: int, held: int) -> bool:
-        """True if a queue may not have ``length`` requests when their client holds ``held`` at this node."""
+    def why_not(self, client: bytes, held: int, length: int, octets: int) -> Refusal | None:
+        """Why a request may not wait: with it its client holds ``held`` at this node, and its queue has
+        ``length``.
+        """
         limit = self._settings.queue_length_max
         reserve = limit // _RESERVE_PART
-        return length > (limit - reserve if held > reserve else limit)
+        if length > (limit - reserve if held > reserve else limit):
+            return refusals.QUEUE_FULL
+        return refusals.BYTES_FULL if self.is_heavy(client, octets) else None
 
     @property
     def is_crowded(self) -> bool:
@@ -68,17 +86,13 @@ class Waiting:
         held = self.unread.get(client, 0) + (0 if share is None else share.octets)
         return total > limit or held > reserve
 
-    def enter(self, item: Accepted | Bundle, count: int, octets: int, now: float) -> None:
-        """One request, or several that came together, wait from now on."""
+    def enter(self, item: Accepted | Bundle, client: bytes, count: int, octets: int, now: float) -> None:
+        """One request of this client, or several that came together, wait from now on."""
         self.count += count
         self.octets += octets
-        if type(item) is Bundle:
-            client, is_native = item.sender, True
-        else:
-            assert type(item) is Accepted
-            client, is_native = item.lane, item.codec is native_broker.CODEC
         share = self._shares.get(client)
         if share is None:
+            is_native = isinstance(item, Bundle) or item.codec is native_broker.CODEC
             self._shares[client] = _Share(count, octets, is_native, now)
         else:
             share.count += count
@@ -88,7 +102,10 @@ class Waiting:
     def add_deadline(self, item: Accepted | Bundle) -> None:
         """The request leaves the queue at ``expires_at``."""
         self.deadlines.add(item, item.expires_at)
-        self.deadlines.tidy(self.count)
+        self._until_tidy -= 1
+        if not self._until_tidy:
+            self._until_tidy = _TIDY_EVERY
+            self.deadlines.tidy(self.count)
 
     def leave(self, client: bytes, count: int, octets: int) -> None:
         """``count`` requests of this client, ``octets`` in all, have left their queue."""

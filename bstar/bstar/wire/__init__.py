@@ -48,24 +48,27 @@ def decode(
 ) -> FromPeer:
     """Read one message as a ROUTER received it, the routing id first."""
     count = len(frames)
-    if count > frames_max:
-        text = f"{count} frames are more than {frames_max} (limits.message_frames_max)"
-        raise RemoteProtocolError("frames", text)
-    if count < 2:
-        raise RemoteProtocolError("frames", "nothing follows the routing id")
-    first = frames[1]
+    if not 1 < count <= frames_max:
+        raise _wrong_count(count, frames_max)
     if sum(map(len, frames)) > message_bytes_max:
         return _decode_large(frames, message_bytes_max)
+    first = frames[1]
+    if first == _MDP02_CLIENT:
+        return _decode_mdp02_client(frames, 1, _NO_ENVELOPE)
+    if first == _MDP02_WORKER:
+        return _decode_mdp02_worker(frames, 1, _NO_ENVELOPE)
     # A first frame that is shorter than a native header is one of MDP or belongs to an envelope, even if it
     # begins B5 01: REQ_CORRELATE's request ids count through every value of 4 octets.
-    if len(first) >= _NATIVE_BYTES:
-        if first[:2] == _NATIVE_MAGIC:
-            return _decode_native(frames)
-    elif first == _MDP02_CLIENT:
-        return _decode_mdp02_client(frames, 1, _NO_ENVELOPE)
-    elif first == _MDP02_WORKER:
-        return _decode_mdp02_worker(frames, 1, _NO_ENVELOPE)
+    if len(first) >= _NATIVE_BYTES and first[:2] == _NATIVE_MAGIC:
+        return _decode_native(frames)
     return _decode_enveloped(frames)
+
+
+def _wrong_count(count: int, frames_max: int) -> RemoteProtocolError:
+    if count < 2:
+        return RemoteProtocolError("frames", "nothing follows the routing id")
+    text = f"{count} frames are more than {frames_max} (limits.message_frames_max)"
+    return RemoteProtocolError("frames", text)
 
 
 def _decode_large(frames: Frames, message_bytes_max: int) -> FromPeer:

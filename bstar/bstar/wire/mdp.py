@@ -88,17 +88,18 @@ class Mdp:
 
     def decode_client(self, frames: Frames, at: int, envelope: Envelope) -> Request:
         """Read a client's message; ``frames[at]`` is the header, ``frames[0]`` the routing id."""
-        at_service = at + len(self._c_request)
-        if len(frames) < at_service + 2:
+        if self.is_streaming:
+            at += 1
+        if len(frames) < at + 3:
             shape = self._shape(*self._c_request)
             raise RemoteProtocolError("client-frames", f"a REQUEST is {shape} [service] [body…]")
-        if frames[at:at_service] != self._c_request:
-            text = f"clients send 01 REQUEST, this is {frames[at + 1][:8]!r}"
+        if self.is_streaming and frames[at] != b"\x01":
+            text = f"clients send 01 REQUEST, this is {frames[at][:8]!r}"
             raise RemoteProtocolError("client-command", text)
-        service = frames[at_service]
+        service = frames[at + 1]
         if not 0 < len(service) <= SERVICE_BYTES_MAX:
             raise RemoteProtocolError("service-name", f"a service name has 1 to {SERVICE_BYTES_MAX} octets")
-        return Request(frames[0], self.dialect, envelope, service, frames[at_service + 1 :])
+        return Request(frames[0], self.dialect, envelope, service, frames[at + 2 :])
 
     def decode_worker(self, frames: Frames, at: int, envelope: Envelope) -> FromPeer:
         """Read a worker's message; ``frames[at]`` is the header, ``frames[0]`` the routing id."""
@@ -106,13 +107,24 @@ class Mdp:
         if size < 2:
             raise _invalid("worker-frames", "a worker's message has a command frame")
         command = frames[at + 1]
-        if command == self._w_final or command == self._w_partial:  # noqa: PLR1714 - a tuple costs 0.03 µs
-            body = frames[at + 4 :] if size > 4 and not frames[at + 3] else _lax_body(frames, at)
-            if body is None:
-                shape = self._shape(self.worker, command)
-                raise _invalid("worker-frames", f"a reply is {shape} [client] [] [body…]")
-            kind = Final if command == self._w_final else Partial
-            return kind(frames[0], self.dialect, envelope, _read(frames[at + 2]), body)
+        if command == self._w_final:
+            kind: type[Final | Partial] = Final
+        elif command == self._w_partial:
+            kind = Partial
+        else:
+            return self._decode_order(frames, at, envelope)
+        body = frames[at + 4 :] if size > 4 and not frames[at + 3] else _lax_body(frames, at)
+        if body is None:
+            shape = self._shape(self.worker, command)
+            raise _invalid("worker-frames", f"a reply is {shape} [client] [] [body…]")
+        address = frames[at + 2]
+        if address[:4] == _HEX and len(address) <= _HEX_BYTES_MAX:
+            address = _read(address)
+        return kind(frames[0], self.dialect, envelope, address, body)
+
+    def _decode_order(self, frames: Frames, at: int, envelope: Envelope) -> FromPeer:
+        """As ``decode_worker``, for a message that is no reply."""
+        size, command = len(frames) - at, frames[at + 1]
         if command == self._w_ready:
             if size != 3:
                 raise _invalid("worker-frames", f"READY is {self._shape(self.worker, command)} [service]")
@@ -255,15 +267,9 @@ def _written(client: bytes) -> bytes:
     return _HEX + client.hex().encode() if 0 in client or client.startswith(_HEX) else client
 
 
-def _read(address: bytes) -> bytes:
-    """The client that a worker's reply names. A frame of a large message is a view."""
-    if address[:4] != _HEX or len(address) > _HEX_BYTES_MAX:
-        return address
-    return _read_digits(address)
-
-
 @lru_cache(_ADDRESSES_MAX)
-def _read_digits(address: bytes) -> bytes:
+def _read(address: bytes) -> bytes:
+    """The client that a worker's reply names in digits."""
     try:
         return bytes.fromhex(address[len(_HEX) :].decode())
     except ValueError:
