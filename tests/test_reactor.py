@@ -14,8 +14,10 @@ import pytest
 import zmq
 
 from bstar.errors import ClosedError
+from bstar.net import reactor as reactor_module
 from bstar.net.agenda import LAG_BOUNDS_S, Lag
 from bstar.net.reactor import Reactor
+from bstar.net.sockets import is_readable
 
 LIMIT_S = 30.0
 
@@ -379,6 +381,29 @@ def polls_of(reactor: Reactor) -> list[int]:
 
     reactor._poll = counted  # type: ignore[assignment]
     return polls
+
+
+def test_after_a_long_burst_a_reader_does_not_ask_whether_there_is_more(
+    context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def ask(socket: zmq.Socket[bytes]) -> bool:
+        asked.append(is_readable(socket))
+        return asked[-1]
+
+    monkeypatch.setattr(reactor_module, "is_readable", ask)
+    here, there = pipe(context, "a")
+    with Reactor() as reactor, here, there:
+        seen: list[list[bytes]] = []
+        reactor.add_reader(here, lambda frames, now: seen.append(frames))
+        for length, questions in ((1, 1), (5, 2), (5, 0), (1, 0), (1, 1)):
+            asked.clear()
+            seen.clear()
+            for _ in range(length):
+                there.send(b"")
+            reactor.turn()
+            assert (len(seen), len(asked)) == (length, questions)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no epoll")

@@ -411,21 +411,23 @@ class BrokerServer(Closing):
         if len(frames[-1]) >= _LARGE_BYTES:
             self._memory.arrived(now)
             self._senders.refresh()
-        if self._senders.is_on and self._gate is None:
+        gate = self._gate
+        if gate is None and self._senders.is_on:
             self._senders.note(frames[0], self._last_frame[0], now)
         try:
-            user_id = "" if self._gate is None else self._gate.user_id
+            user_id = "" if gate is None else gate.user_id
             outputs = self.node.receive_frames(frames, now, user_id)
         except MemoryError:
             outputs = self.node.receive_unread(frames)
         unsent = self._unsent
         if not unsent:
             self._unsent_since = now
-        for place, output in enumerate(outputs):
-            if type(output) is not Send and type(output) is not Dispatch:
-                self._carry_out(outputs[place:])
+        for output in outputs:
+            if type(output) is Send or type(output) is Dispatch:
+                unsent.append(output)
+            else:
+                self._carry_out(outputs[outputs.index(output) :])
                 return False
-            unsent.append(output)
         if len(unsent) < _BURST_MESSAGES and now < self._unsent_since + _BURST_S:
             return True
         return self._flush()

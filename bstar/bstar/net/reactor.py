@@ -54,9 +54,9 @@ DRAIN_MAX = 200
 # messages unread for longer than a failover timeout.
 DRAIN_S_MAX = 0.01
 
-# After this many messages of a burst, ask the socket whether it has more; a longer burst pays for one
-# zmq.Again.
-_ASKS_MAX = 5
+# To ask a socket whether it has more costs 1.4 µs, and zmq.Again 3.3 µs. So a burst after a shorter one asks
+# after each of its first messages; one after a long one does not, and pays for one zmq.Again.
+_SHORT_BURST = 3
 
 # An idle loop still wakes now and then, to find a machine whose deadline moved without an event. If stalls
 # matter, it sleeps no longer than the shortest one that matters: a stall shows only beyond the end of a
@@ -291,11 +291,15 @@ class Reactor(Closing):
             read = receive_routed if socket.type == zmq.ROUTER else receive
         sources = self._sources
 
+        last_burst = 0
+
         def drain_burst(now: float) -> None:
+            nonlocal last_burst
             began_at = now
+            asks_until = _SHORT_BURST if last_burst < _SHORT_BURST else 0
             for count in range(self._drain_max):
-                # Most turns bring a few messages; then a question is cheaper than zmq.Again.
-                if 0 < count < _ASKS_MAX and not is_readable(socket):
+                last_burst = count
+                if 0 < count < asks_until and not is_readable(socket):
                     return
                 try:
                     frames = read(socket)
