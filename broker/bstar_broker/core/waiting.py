@@ -10,8 +10,7 @@ only native clients get one.
 """
 
 from collections.abc import Iterator
-
-import msgspec
+from dataclasses import dataclass
 
 from bstar.base.deadlines import Deadlines
 from bstar.wire import native_broker, refusals
@@ -26,7 +25,8 @@ _RESERVE_PART = 10
 _TIDY_EVERY = 64
 
 
-class _Share(msgspec.Struct, gc=False):
+@dataclass(slots=True)
+class _Share:
     """The waiting requests of one client; ``asked_at`` is when it last got a PONG."""
 
     count: int

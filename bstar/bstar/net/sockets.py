@@ -118,15 +118,15 @@ def receive_bodies(
         frame = _recv(socket, _NOBLOCK, False)
         if look is not None:
             look(frame)
-        frames.append(frame.bytes if len(frame) < VIEW_BYTES_MIN else _view(frame))
-        while frame.more:
-            frame = _recv(socket, _NOBLOCK, False)
+        while True:
             frames.append(frame.bytes if len(frame) < VIEW_BYTES_MIN else _view(frame))
+            if not frame.more:
+                return frames
+            frame = _recv(socket, _NOBLOCK, False)
     except MemoryError:
         while socket.get(zmq.RCVMORE):
             _recv(socket, _NOBLOCK, False)
         raise NoMemoryError(frames) from None
-    return frames
 
 
 class NoMemoryError(MemoryError):
