@@ -1,4 +1,4 @@
-"""Replication of the store, step by step: what goes to the disk and the peer, and when an entry counts."""
+"""Replication of the store, where scripts do not show it (test_replica_scripts.py)."""
 
 from __future__ import annotations
 
@@ -7,93 +7,16 @@ from typing import Literal
 import msgspec
 import pytest
 
-from bstar_broker.core.outputs import Output
 from bstar_broker.store.core.entries import START, Entry, History, Position
-from bstar_broker.store.core.events import (
-    Applied,
-    Damaged,
-    Mark,
-    Opened,
-    Rebuild,
-    ToPeer,
-    Trim,
-    Write,
-    Written,
-)
+from bstar_broker.store.core.events import Damaged, Mark, Opened, Written
 from bstar_broker.store.core.leader import Copies
 from bstar_broker.store.core.log import Log
 from bstar_broker.store.core.peer import Ack, Entries, Hello, Source, Standing, decode, encode, source
 from bstar_broker.store.core.records import Totals
 from bstar_broker.store.core.replica import Replica, ReplicaSettings
+from support.replica_stage import Node, pair, settle, talk
 
 SETTINGS = ReplicaSettings(heartbeat_s=0.25, peer_timeout_s=2.0)
-
-
-class Node:
-    """A replica with a disk that syncs when it is told to."""
-
-    def __init__(self, role: Literal["primary", "backup"], mark: Mark | None = None) -> None:
-        self.replica = Replica(pair="p", role=role, settings=SETTINGS, new_store=role.encode() * 2, now=0.0)
-        self.outbox: list[list[bytes]] = []
-        self.orders: list[Write] = []
-        self.trims: list[int] = []
-
-        self.rebuilt: list[Mark] = []
-        self.log: dict[int, int] = {}
-        self.do(self.replica.opened(Opened(mark, START, 1, 0, 0, [], Totals(), {}), 0.0))
-
-    def do(self, outputs: list[Output]) -> None:
-        for output in outputs:
-            if isinstance(output, Write):
-                self.orders.append(output)
-            elif isinstance(output, Rebuild):
-                # The disk drops what was ordered before, and opens an empty copy.
-                self.rebuilt.append(output.mark)
-                self.orders.clear()
-                opened = Opened(output.mark, START, 1, 0, 0, [], Totals(), {})
-                self.do(self.replica.opened(opened, 0.0))
-            elif isinstance(output, ToPeer):
-                self.outbox.append(output.frames)
-            elif isinstance(output, Trim):
-                self.trims.append(output.number)
-
-    def sync(self, now: float = 0.0) -> None:
-        while self.orders:
-            order = self.orders.pop(0)
-            for number in range(self.replica.applied_to + 1, order.apply_to + 1):
-                self.do(self.replica.applied(Applied(number, [], Totals()), now))
-            self.do(self.replica.written(Written(self.replica.last, order.order), now))
-
-
-def talk(one: Node, two: Node, now: float = 0.0) -> None:
-    """Let all messages arrive."""
-    while one.outbox or two.outbox:
-        for sender, reader in ((one, two), (two, one)):
-            while sender.outbox:
-                reader.do(reader.replica.receive(sender.outbox.pop(0), now))
-
-
-def settle(one: Node, two: Node, now: float = 0.0) -> None:
-    """Let all messages arrive and all orders be synced."""
-    while one.outbox or two.outbox or one.orders or two.orders:
-        talk(one, two, now)
-        one.sync(now)
-        two.sync(now)
-
-
-def pair() -> tuple[Node, Node]:
-    """A new pair, whose primary leads."""
-    primary, backup = Node("primary"), Node("backup")
-    primary.do(primary.replica.lead(1, 0.0))
-    settle(primary, backup)
-    return primary, backup
-
-
-def test_a_new_pair_founds_one_store_and_counts_both_copies() -> None:
-    primary, backup = pair()
-    assert primary.replica.is_leading
-    assert primary.replica.copies == 2
-    assert backup.replica.last == primary.replica.last == Position(1, 1)
 
 
 def test_nodes_that_begin_at_once_found_one_store() -> None:
@@ -105,62 +28,6 @@ def test_nodes_that_begin_at_once_found_one_store() -> None:
     backup.do(backup.replica.force(0.0))
     marks = [node.replica.mark for node in (primary, backup)]
     assert [mark.store for mark in marks if mark is not None] == [b"primary" * 2] * 2
-
-
-def test_nothing_is_sent_in_an_epoch_that_the_own_disk_does_not_know_yet() -> None:
-    """After a crash the node would use the epoch again, for other entries."""
-    primary, backup = pair()
-    primary.do(primary.replica.follow(1.0))
-    settle(primary, backup, 1.0)
-    primary.do(primary.replica.lead(3, 1.0))
-    talk(primary, backup, 1.0)
-    primary.do(primary.replica.propose(b"x", 1, 1.0))
-    backup.do(backup.replica.follow(1.0))
-    talk(primary, backup, 1.0)
-    assert primary.replica.epoch == 3
-    assert backup.replica.last == Position(1, 1)
-    settle(primary, backup, 1.0)
-    assert backup.replica.last == Position(3, 3)
-
-
-def test_an_entry_is_committed_when_both_disks_have_it() -> None:
-    primary, backup = pair()
-    primary.do(primary.replica.propose(b"x", 1, 0.0))
-    assert primary.replica.last.number == 2
-    primary.sync()
-    assert primary.replica.committed == 1
-    talk(primary, backup)
-    assert primary.replica.committed == 1
-    backup.sync()
-    talk(primary, backup)
-    assert primary.replica.committed == 2
-    primary.sync()
-    assert primary.replica.applied_to == 2
-    assert primary.replica.copies_of(2) == 2
-
-
-def test_a_node_alone_commits_only_when_its_mark_is_stored() -> None:
-    primary, _ = pair()
-    primary.do(primary.replica.propose(b"x", 1, 0.0))
-    primary.sync()
-    primary.do(primary.replica.handle_timer(1.9))
-    assert not primary.orders
-    primary.do(primary.replica.handle_timer(2.5))
-    marks = [order.mark for order in primary.orders if order.mark is not None]
-    assert [mark.is_alone for mark in marks] == [True]
-    assert primary.replica.committed == 1
-    primary.sync(2.5)
-    assert primary.replica.committed == 2
-    assert primary.replica.copies == 1
-
-
-def test_an_in_sync_follower_takes_over_at_once() -> None:
-    primary, backup = pair()
-    primary.do(primary.replica.handle_timer(0.25))
-    settle(primary, backup, 0.25)
-    backup.do(backup.replica.lead(2, 0.5))
-    assert backup.replica.is_leading
-    assert backup.replica.last == Position(2, 2)
 
 
 def test_an_empty_node_does_not_lead_unheard_and_says_what_to_do() -> None:
@@ -331,36 +198,6 @@ def test_disks_of_two_stores_never_mix() -> None:
     assert "two stores" in str(outputs)
     assert primary.replica.is_leading
     assert primary.replica.refused["store-mismatch"] == 1
-
-
-def test_a_follower_is_not_sure_once_its_leader_lived_beyond_the_lease() -> None:
-    primary, backup = pair()
-    backup.do(backup.replica.peer_serves(1.0))
-    backup.do(backup.replica.peer_serves(1.9))
-    assert [order.mark.is_in_sync for order in backup.orders if order.mark is not None] == [False]
-    backup.do(backup.replica.lead(2, 1.9))
-    assert not backup.replica.is_leading
-    assert primary.replica.is_leading
-
-
-def test_a_full_disk_says_so() -> None:
-    primary, _ = pair()
-    primary.do(primary.replica.written(Written(primary.replica.last, 0, "no space left"), 0.1))
-    assert "no space left" in primary.replica.trouble
-    primary.do(primary.replica.written(Written(primary.replica.last, 0), 0.2))
-    assert primary.replica.is_leading
-
-
-@pytest.mark.parametrize("has_other_led", [False, True])
-def test_a_node_that_was_alone_leads_again_unless_the_other_led(has_other_led: bool) -> None:
-    primary, _ = pair()
-    goes_alone(primary, 2.5)
-    primary.do(primary.replica.follow(3.0))
-    if has_other_led:
-        primary.do(primary.replica.peer_serves(3.1))
-    primary.do(primary.replica.lead(3, 4.0))
-    primary.do(primary.replica.handle_timer(20.0))
-    assert (primary.replica.epoch > 0) is not has_other_led
 
 
 def entry_of_the_backup(*, is_alone: bool) -> list[bytes]:
@@ -579,26 +416,6 @@ def test_a_leader_feeds_no_damaged_copy() -> None:
     primary.do(primary.replica.receive(encode(said), 0.0))
     assert primary.replica.copies == 1
     assert not any(isinstance(decode(frames), Entries) for frames in primary.outbox)
-
-
-def test_a_leader_with_damage_takes_the_peers_copy_and_leads_again() -> None:
-    primary, backup = pair()
-    primary.do(primary.replica.propose(b"\x90", 5, 0.0))
-    settle(primary, backup)
-    primary.do(primary.replica.damaged(Damaged("a record"), 0.0))
-    assert len(primary.rebuilt) == 1
-    assert primary.rebuilt[0].gave_up == Position(1, 2)
-    assert primary.replica.epoch == 0
-    settle(primary, backup)
-    assert primary.replica.epoch
-    assert (primary.replica.copies, primary.replica.last.number) == (2, 3)
-
-
-def test_a_leader_that_is_alone_goes_on_with_damage() -> None:
-    primary, _ = pair()
-    goes_alone(primary, 5.0)
-    primary.do(primary.replica.damaged(Damaged("a record"), 5.0))
-    assert (primary.replica.is_leading, primary.rebuilt) == (True, [])
 
 
 def test_two_damaged_copies_found_no_new_store() -> None:
