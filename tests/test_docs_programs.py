@@ -91,6 +91,7 @@ def test_clients_and_workers(tmp_path: Path) -> None:
             "b'HELLO'",
             "4000",
             *("0 Reply", "1 Reply", "2 Reply", "3 CallFailed"),
+            "b'LATER'",
             "[b'0', b'1', b'2', b'done']",
         ]
         # On a busy machine the call ends before the node's word that nobody has executed it.

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from bstar_client.sync.brokerless import Freelance, LazyPirateClient, StarClient
     from bstar_client.sync.client import HAClient
     from bstar_client.sync.freelance_server import FreelanceServer
+    from bstar_client.sync.futures import CallFuture
     from bstar_client.sync.worker import Worker
     from bstar_client.workers.handlers import Handler, Request, Retry, WorkerHooks
     from bstar_client.workers.replies import ReplyMemory, ReplyStore
@@ -73,6 +74,7 @@ __all__ = [
     "BusyError",
     "CallError",
     "CallFailed",
+    "CallFuture",
     "CallTimeoutError",
     "ClosedError",
     "ConfigurationError",
@@ -150,6 +152,7 @@ __getattr__ = on_demand(
         "bstar_client.sync.brokerless": ["Freelance", "LazyPirateClient", "StarClient"],
         "bstar_client.sync.client": ["HAClient"],
         "bstar_client.sync.freelance_server": ["FreelanceServer"],
+        "bstar_client.sync.futures": ["CallFuture"],
         "bstar_client.sync.worker": ["Worker"],
     },
 )

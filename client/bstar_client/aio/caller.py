@@ -8,6 +8,7 @@ from typing import Self
 from bstar.errors import ClosedError, ForkedError, LocalProtocolError, NoActiveNodeError
 from bstar_client.aio.client_loop import ClientLoop
 from bstar_client.aio.feeds import Answer, Feed, Source, reply_of
+from bstar_client.aio.futures import CallFuture
 from bstar_client.calls.client_base import ClientBase
 from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
 from bstar_client.core.window import Window
@@ -36,6 +37,11 @@ class AsyncCaller(ClientBase):
             raise
         finally:
             loop.end(call)
+
+    def _start(self, make_call: Callable[[Answer], Call]) -> CallFuture:
+        """Make the call for a sink, send it now, and return the task that awaits its reply."""
+        answer = self._sink()
+        return asyncio.get_running_loop().create_task(self._reply_to(make_call(answer), answer))
 
     async def _replies_of(self, make_call: Callable[[Feed], Call]) -> AsyncGenerator[Reply, None]:
         """Make the call of a stream for a sink, send it and yield its replies."""

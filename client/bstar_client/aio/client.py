@@ -7,6 +7,7 @@ from typing import Any, Literal, Unpack, overload
 from bstar.wire.mmi import OK, Service
 from bstar_client.aio.caller import AsyncCaller
 from bstar_client.aio.durable import DurableCalls
+from bstar_client.aio.futures import CallFuture
 from bstar_client.arguments.bodies import to_name
 from bstar_client.calls.requests import DEFAULT, MapOptions, Timeout
 from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
@@ -90,6 +91,27 @@ class AsyncHAClient(AsyncCaller, DurableCalls):
         ClosedError, ForkedError.
         """
         return await self._ask(Ask(body, key, timeout, service, urgent, headers), idempotent=idempotent)
+
+    def begin(
+        self,
+        service: str | bytes,
+        body: Body,
+        *,
+        timeout: Timeout = DEFAULT,
+        idempotent: bool = True,
+        key: bytes | str | None = None,
+        urgent: bool = False,
+        headers: Mapping[str, str] | None = None,
+    ) -> CallFuture:
+        """Send a request and return at once: a ``concurrent.futures.Future`` of its reply.
+
+        asyncio: It is an ``asyncio.Task``, which the caller keeps.
+
+        ``result()`` is the Reply or raises what ``request`` raises. ``cancel()`` gives the call up and
+        cancels the request, also at its worker. The arguments are those of ``request``.
+        """
+        ask = Ask(body, key, timeout, service, urgent, headers)
+        return self._start(lambda sink: self._requests.call(ask, sink, idempotent=idempotent))
 
     async def _ask(self, ask: Ask, *, idempotent: bool = True, pair: int | None = None) -> Reply:
         sink = self._sink()

@@ -12,6 +12,7 @@ from bstar_client.calls.client_base import ClientBase
 from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
 from bstar_client.core.window import Window
 from bstar_client.sync.client_loop import ClientLoop, Sink
+from bstar_client.sync.futures import CallFuture
 
 
 class Caller(ClientBase):
@@ -34,6 +35,16 @@ class Caller(ClientBase):
         finally:
             if not call.is_done:
                 self._abandon(call)
+
+    def _start(self, make_call: Callable[[CallFuture], Call]) -> CallFuture:
+        """Make the call for a sink, send it now, and return the future of its reply."""
+        self._check()
+        future = CallFuture(self._loop.unawaited, self._abandon, self._explain)
+        future.call = call = make_call(future)
+        self._loop.unawaited.add(future)
+        self._loop.begin([call])
+        self._loop.nudge()
+        return future
 
     def _replies_of(self, make_call: Callable[[Sink], Call]) -> Generator[Reply, None, None]:
         """Make the call of a stream for a sink, send it now, and yield its replies."""

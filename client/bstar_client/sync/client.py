@@ -12,6 +12,7 @@ from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
 from bstar_client.core.window import Window
 from bstar_client.sync.caller import Caller
 from bstar_client.sync.durable import DurableCalls
+from bstar_client.sync.futures import CallFuture
 
 
 class HAClient(Caller, DurableCalls):
@@ -86,6 +87,25 @@ class HAClient(Caller, DurableCalls):
         ClosedError, ForkedError.
         """
         return self._ask(Ask(body, key, timeout, service, urgent, headers), idempotent=idempotent)
+
+    def begin(
+        self,
+        service: str | bytes,
+        body: Body,
+        *,
+        timeout: Timeout = DEFAULT,
+        idempotent: bool = True,
+        key: bytes | str | None = None,
+        urgent: bool = False,
+        headers: Mapping[str, str] | None = None,
+    ) -> CallFuture:
+        """Send a request and return at once: a ``concurrent.futures.Future`` of its reply.
+
+        ``result()`` is the Reply or raises what ``request`` raises. ``cancel()`` gives the call up and
+        cancels the request, also at its worker. The arguments are those of ``request``.
+        """
+        ask = Ask(body, key, timeout, service, urgent, headers)
+        return self._start(lambda sink: self._requests.call(ask, sink, idempotent=idempotent))
 
     def _ask(self, ask: Ask, *, idempotent: bool = True, pair: int | None = None) -> Reply:
         sink = self._sink()

@@ -34,6 +34,7 @@ from bstar_client.core.outputs import ClientCore
 from bstar_client.links.links import Links, timeout_ms
 from bstar_client.links.unclosed import guard
 from bstar_client.links.wakeup import WakeUp
+from bstar_client.sync.futures import CallFuture
 from bstar_client.sync.leader import Leadership
 
 # A caller waits here for its outcomes, one or more at a time. None promotes it.
@@ -62,6 +63,8 @@ class ClientLoop:
     ) -> None:
         self._core = core
         self._delivery = delivery
+        # Futures without an outcome. No thread leads for them, so the standby does.
+        self.unawaited: set[CallFuture] = set()
         self._inbox: deque[Call] = deque()
         self._abandoned: deque[Call] = deque()
         self._lead = Leadership(self._promote)
@@ -177,11 +180,13 @@ class ClientLoop:
         return False
 
     def _promote(self) -> None:
-        """Let a waiting thread lead."""
+        """Let a waiting thread lead, or the standby if futures are outstanding and no thread waits."""
         followers = self._delivery.waiting
         if followers:
             with contextlib.suppress(KeyError):  # the last of them has just got its outcome
                 followers.popitem()[0].put(None)
+        elif self.unawaited:
+            self._lead.bell.set()
 
     def _update_standby(self) -> None:
         """Wake the standby if this turn has changed what it waits for."""
@@ -333,7 +338,9 @@ class ClientLoop:
         """Lead while nobody else does."""
         seen = self._lead.changes
         while not self.is_closing:
-            is_idle = (self._lead.changes == seen or self._delivery.waiting) and self._tend()
+            is_idle = (
+                self._lead.changes == seen or self._delivery.waiting or self.unawaited
+            ) and self._tend()
             seen = self._lead.changes
             if not is_idle:
                 self._lead.pause(_LOOK_S)

@@ -1,0 +1,68 @@
+"""The future of a call that a thread has begun and does not wait for."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+
+from bstar.errors import BstarError, NoActiveNodeError
+from bstar_client.core.calls import Call, Outcome, Reply
+
+
+class CallFuture(Future[Reply]):
+    """The future of a reply. ``wait``, ``as_completed`` and ``asyncio.wrap_future`` take it.
+
+    ``result()`` returns the Reply or raises what ``request`` raises. ``cancel()`` gives the call up and
+    cancels the request, also at its worker; False if it has ended. Callbacks run in a thread of the client's
+    and must not wait for the client.
+    """
+
+    # It is the call's sink as well (``calls.delivery``).
+
+    def __init__(
+        self,
+        unawaited: "set[CallFuture]",
+        give_up: Callable[[Call], None],
+        explain: Callable[[NoActiveNodeError], None],
+    ) -> None:
+        super().__init__()
+        self.call: Call | None = None
+        self._unawaited = unawaited
+        self._give_up = give_up
+        self._explain = explain
+
+    def cancel(self) -> bool:
+        """Give the call up. False if it has ended."""
+        if self.cancelled():
+            return True
+        if not super().cancel():
+            return False
+        self.set_running_or_notify_cancel()
+        self._unawaited.discard(self)
+        call, self.call = self.call, None
+        if call is not None:
+            self._give_up(call)
+        return True
+
+    def result(self, timeout: float | None = None) -> Reply:
+        """The reply, within ``timeout`` seconds or TimeoutError."""
+        try:
+            return super().result(timeout)
+        except NoActiveNodeError as error:
+            explain, self._explain = self._explain, _explained
+            explain(error)
+            raise
+
+    def put(self, outcomes: tuple[Outcome, ...]) -> None:
+        """The call has ended."""
+        [(_, outcome)] = outcomes
+        self._unawaited.discard(self)
+        self.call = None
+        with suppress(InvalidStateError):  # it was cancelled
+            if isinstance(outcome, BstarError):
+                self.set_exception(outcome)
+            else:
+                self.set_result(outcome)
+
+
+def _explained(_: NoActiveNodeError) -> None:
+    """Its text says already what is at the endpoints."""

@@ -1,0 +1,149 @@
+"""Calls that are begun and awaited later: concurrent.futures' words with threads, tasks with asyncio."""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, CancelledError, as_completed, wait
+
+import pytest
+
+from bstar_client import (
+    AsyncHAClient,
+    CallTimeoutError,
+    ClosedError,
+    HAClient,
+    HandlerError,
+    NoActiveNodeError,
+    Request,
+    Worker,
+)
+from bstar_testing import Pair
+from support.waiting import LIMIT_S
+
+pytestmark = pytest.mark.loopback
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with Pair(tmp_path_factory.mktemp("pair")) as made:
+        made.start()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(pair: Pair) -> Iterator[HAClient]:
+    def handle(request: Request) -> bytes:
+        if request.body == b"bad":
+            raise ValueError("bad")
+        return request.body
+
+    with Worker(pair.endpoints, "echo", handle, credit=100, threads=2), HAClient(pair.endpoints) as made:
+        yield made
+
+
+def test_many_calls_are_under_way_at_once_and_each_has_its_own_reply(client: HAClient) -> None:
+    futures = [client.begin("echo", b"%d" % number) for number in range(500)]
+    assert len(list(as_completed(futures, LIMIT_S))) == 500
+    assert [future.result().body for future in futures] == [b"%d" % number for number in range(500)]
+
+
+def test_a_failure_is_raised_by_result_and_told_by_exception(client: HAClient) -> None:
+    future = client.begin("echo", b"bad")
+    assert isinstance(future.exception(LIMIT_S), HandlerError)
+    with pytest.raises(HandlerError, match="ValueError: bad"):
+        future.result()
+
+
+def test_a_call_has_its_own_deadline_and_result_another(client: HAClient) -> None:
+    future = client.begin("nobody", b"", timeout=1.0)
+    with pytest.raises(TimeoutError):
+        future.result(timeout=0.01)
+    with pytest.raises(CallTimeoutError, match="no worker offers"):
+        future.result(LIMIT_S)
+
+
+def test_callbacks_and_other_waiters_see_the_end(client: HAClient) -> None:
+    called: queue.Queue[bytes] = queue.Queue()
+    future = client.begin("echo", b"x")
+    future.add_done_callback(lambda done: called.put(done.result().body))
+    assert wait([future], LIMIT_S, FIRST_COMPLETED).done == {future}
+    assert called.get(timeout=LIMIT_S) == b"x"
+
+
+def test_cancel_ends_the_call_and_its_handler(pair: Pair) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def handle(request: Request) -> bytes:
+        request.on_cancel(ended.set)
+        begun.set()
+        ended.wait(LIMIT_S)
+        return b""
+
+    with Worker(pair.endpoints, "slow", handle), HAClient(pair.endpoints) as client:
+        future = client.begin("slow", b"")
+        assert begun.wait(LIMIT_S)
+        assert future.cancel()
+        assert future.cancel(), "twice is once"
+        assert ended.wait(LIMIT_S)
+        with pytest.raises(CancelledError):
+            future.result()
+        assert wait([future], LIMIT_S).not_done == set()
+
+
+def test_an_ended_call_cannot_be_cancelled(client: HAClient) -> None:
+    future = client.begin("echo", b"x")
+    future.result(LIMIT_S)
+    assert not future.cancel()
+
+
+def test_threads_that_wait_for_other_replies_do_not_starve_a_future(client: HAClient) -> None:
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            client.request("echo", b"y")
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(100):
+            assert client.begin("echo", b"%d" % number).result(LIMIT_S).body == b"%d" % number
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_closing_the_client_ends_its_futures(pair: Pair) -> None:
+    client = HAClient(pair.endpoints)
+    future = client.begin("nobody", b"", timeout=None)
+    client.close()
+    assert isinstance(future.exception(LIMIT_S), ClosedError)
+    with pytest.raises(ClosedError):
+        client.begin("nobody", b"")
+
+
+def test_result_says_what_is_at_the_endpoints() -> None:
+    with HAClient(["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]) as client:
+        future = client.begin("echo", b"", timeout=0.3)
+        with pytest.raises(NoActiveNodeError, match="refused"):
+            future.result(LIMIT_S)
+
+
+def test_a_future_is_awaited_in_an_event_loop(client: HAClient) -> None:
+    async def scene() -> bytes:
+        reply = await asyncio.wrap_future(client.begin("echo", b"x"))
+        return bytes(reply.body)
+
+    assert asyncio.run(scene()) == b"x"
+
+
+def test_with_asyncio_begin_makes_a_task(pair: Pair, client: HAClient) -> None:
+    async def scene() -> None:
+        async with AsyncHAClient(pair.endpoints) as asking:
+            first, second = asking.begin("echo", b"1"), asking.begin("echo", b"2")
+            assert [(await each).body for each in (first, second)] == [b"1", b"2"]
+
+    asyncio.run(scene())
