@@ -1,7 +1,5 @@
 """``docs/configuration.md``: every key, and the relations between keys."""
 
-import re
-
 from bstar.settings import RESERVED_VARIABLES
 from bstar.settings.fields import FIELDS, SECTIONS, Field
 from bstar.settings.relations import RELATIONS
@@ -29,16 +27,19 @@ def generate() -> str:
         "|---|---|",
         *(f"| `{name}` | {meaning} |" for name, meaning in RESERVED_VARIABLES.items()),
         "",
-        "Paths that are relative start where bstar is started.",
+        (
+            "Relative paths start where bstar is started. A default like `auto 0.1, wan 1` is by `profile`. "
+            "`sample-config` has the values that each key takes."
+        ),
         "",
     ]
     for section in ("", *SECTIONS):
         lines += ["## The node", ""] if not section else [f"## `{section}`", "", SECTIONS[section], ""]
         if section and not any(field.section == section for field in FIELDS.values()):
             continue  # it holds sections only
-        lines += ["| key | default | value | meaning |", "|---|---|---|---|"]
+        lines += ["| key | default | meaning |", "|---|---|---|"]
         lines += [
-            f"| `{path}` | {_default(field)} | {_values(field)} | {field.description} |"
+            f"| `{path}` | {_default(field)} | {field.description} |"
             for path, field in FIELDS.items()
             if field.section == section
         ]
@@ -54,14 +55,14 @@ def generate() -> str:
             "one. [fleet.md](fleet.md) is about several pairs."
         ),
         "",
-        "| key | default | value | meaning |",
-        "|---|---|---|---|",
+        "| key | default | meaning |",
+        "|---|---|---|",
         (
-            "| `pairs` | required | names with lists of endpoints, the primary's first | The pairs. A "
-            "list of lists gives them no names; a service then moves when a node moves. |"
+            "| `pairs` | required | Names with lists of endpoints, the primary's "
+            "first. A list of lists gives the pairs no names; a service then moves when a node moves. |"
         ),
         (
-            "| `pins` | `{}` | services with names of pairs | Services that belong to a certain pair; one "
+            "| `pins` | `{}` | Services that belong to a certain pair, with its name; one "
             "that ends with `*` stands for all that begin so. |"
         ),
         "",
@@ -95,9 +96,3 @@ def _default(field: Field) -> str:
     if field.from_profile:
         return by_profile(field)
     return f"`{scalar(field.default)}`" if field.has_default else "required"
-
-
-def _values(field: Field) -> str:
-    """What a right value is, as short as a table wants it."""
-    text = re.sub(r"^(a text|an? (whole )?number from|one of) ?", "", field.expected)
-    return "text, null" if field.expected == "a text or null" else text.replace(" or ", ", ") or "text"

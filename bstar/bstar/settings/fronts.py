@@ -145,7 +145,7 @@ class EmqOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = "internal"
     wire: Annotated[
         Literal["published", "specification"],
-        Meta(description="Whose frames to write and read where program and specification disagree."),
+        Meta(description="Whose frames to use where the published program and the specification disagree."),
     ] = "published"
     allow_disconnect: Annotated[
         bool,

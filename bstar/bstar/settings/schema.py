@@ -193,7 +193,10 @@ class Log(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        Meta(description="The least important event that is written. info has one line per change of state."),
+        Meta(
+            description="The least important event that is written: debug, info (one line per change of "
+            "state), warning or error."
+        ),
     ] = "info"
     format: Annotated[
         Literal["console", "json"],
