@@ -20,9 +20,9 @@ class WorkerRegistered(Base, frozen=True, tag="worker-registered"):
 class WorkerLost(Base, frozen=True, tag="worker-lost"):
     """A worker is off the list, and ``held`` requests went back to the queue.
 
-    ``reason``: "drained" (it said goodbye and held nothing), "left" (it said goodbye with work in hand),
-    "expired" (silent), "stuck" (silent for longer than its handler may keep it from answering),
-    "unreachable" (its connection was gone), "invalid" or "unexpected" (sent away).
+    ``reason``: "drained" (it said goodbye and held nothing), "left" (with work in hand), "expired" (silent),
+    "stuck" (silent for too long while it worked), "unreachable" (its connection was gone), "invalid" or
+    "unexpected" (sent away).
     """
 
     worker: str
@@ -32,11 +32,11 @@ class WorkerLost(Base, frozen=True, tag="worker-lost"):
 
 
 class ServiceOrdered(Base, frozen=True, tag="service-ordered"):
-    """An operator gave an order about a service, one of its workers or one of its requests, or a pause is
-    over; ``text`` says who and why.
+    """An operator gave an order about a service, a worker or a request, or a pause is over; ``text`` says who
+    and why.
 
     ``requests`` waited for the service, were purged, or were held by the worker. A pause ends after
-    ``for_us``; 0: it has no end of its own. ``about`` is the worker's routing id, or the request's identity.
+    ``for_us``, or not by itself (0). ``about``: the worker's routing id, or the request's identity.
     """
 
     service: str
@@ -53,9 +53,8 @@ class Request(Base, frozen=True, tag="request"):
     Its identity is ``client`` (32 hex digits) and ``number``, the same at both nodes, in every repetition
     and in the records of client and worker. A plain Majordomo client has no numbers: then ``client`` is
     "mdp-" with its routing id, and ``number`` this process's own. Behind a front it is "mdp-", the front's
-    name, "-" and the routing id. ``sender`` is the routing id it came from, ``worker`` the one that had it
-    last. A ``number`` of 2^62 or more comes from a key of the caller
-    (BSN-G-14): all requests with that key have the same identity.
+    name, "-" and the routing id. A ``number`` of 2^62 or more comes from a key of the caller (BSN-G-14). The
+    routing ids ``sender`` and ``worker``: where it came from, who had it last.
 
     ``outcome``: "answered"; "failed" (the handler raised); "expired", "poison". "lost": the worker died after
     PARTIALs, at the request's end, or with a request that must not be executed twice. "returned": the node
@@ -64,8 +63,7 @@ class Request(Base, frozen=True, tag="request"):
     answered after "returned" or "cancelled", and nobody got the reply.
 
     ``total_us`` counts from acceptance to the end, ``queued_us`` until the last dispatch, ``busy_us`` after
-    it. ``deliveries`` counts those to workers, 0 if none. ``is_repeated``: the client said that an earlier
-    attempt may have been executed. ``weight``: for how many requests this record stands (sampling).
+    it. ``deliveries`` counts those to workers. ``is_repeated``: an earlier attempt may have been executed.
     """
 
     client: str
@@ -95,7 +93,7 @@ class Refused(Base, frozen=True, tag="refused"):
 
 
 class Load(Base, frozen=True, tag="load"):
-    """One service in the ``interval_us`` that ends now. The counts are exact whatever the sampling.
+    """One service in the ``interval_us`` that ends now; exact whatever the sampling.
 
     ``queued``, ``in_flight``, ``workers`` and ``credit`` (the requests that all workers take at once) are of
     this moment, ``busy_us`` is the time that workers held requests, summed over workers.

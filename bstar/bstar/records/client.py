@@ -10,10 +10,9 @@ class Call(Base, frozen=True, tag="call"):
 
     ``outcome``: "answered"; "failed" (the handler raised); certainly not executed: "busy", "rejected",
     "no-active"; not known: "timeout", "unknown", "interrupted" (a stream), "closed", "abandoned" (the caller
-    went away). ``attempts`` counts how often it was sent (0: refused before it was, or it shared the request
-    of another call with its key), ``busy`` how often a broker said BUSY. ``endpoint`` is where the reply came
-    from, or the last attempt went to. ``reply_crc`` is the CRC-32 of the frames of an answered call's reply
-    joined, ``bytes_out`` counts its octets, PARTIALs included.
+    went away). ``attempts`` counts how often it was sent (0: it was not, or it shared the request of another
+    call with its key), ``busy`` how often a broker said BUSY. ``endpoint`` is where the reply came from, or
+    the last attempt went to. ``bytes_out`` counts the reply with its PARTIALs.
     """
 
     client: str

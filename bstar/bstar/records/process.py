@@ -9,8 +9,8 @@ class Started(Base, frozen=True, tag="started"):
     """A process begins its journal.
 
     ``machine`` is the kernel's id of this boot: records with the same one share their monotonic clock.
-    ``config`` is a digest (16 hex digits) of the configuration, ``sample`` the share of requests recorded
-    (0 to 1), ``service`` a worker's service. Brokers tell their timing and the highest ``epoch`` they know.
+    ``config`` is a digest of the configuration, ``sample`` the share of requests recorded, ``service`` a
+    worker's service. Brokers tell their timing and the highest ``epoch`` they know.
     """
 
     source: Literal["broker", "client", "worker"]

@@ -16,8 +16,7 @@ class Durable(Base, frozen=True, tag="durable"):
     "dead" (for a ``cause``: failed, poison, expired or rejected), "cancelled", "retried" (a dead letter is
     pending again), "fetched" (a client gets the answer), "closed" (a client wants it no more), "forgotten"
     (its time in the store is over). ``attempts`` counts those that failed. ``total_us`` counts from its
-    submission to its end. ``reply_crc`` is the CRC-32 of the frames of the answer joined. ``weight``: for how
-    many requests this record stands (sampling).
+    submission to its end.
     """
 
     client: str

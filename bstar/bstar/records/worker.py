@@ -23,9 +23,8 @@ class Execution(Base, frozen=True, tag="execution"):
 
     ``outcome``: "answered", "failed" (it raised), "cancelled" (it raised after its request was
     cancelled), "stuck" (it ran past its time and was given up).
-    ``is_repeated``: the worker was told that the request may have been executed before. ``reply_crc`` is the
-    CRC-32 of the reply's frames joined. Of a plain MDP request, which has no identity, ``client`` begins with
-    "mdp-", as in Call, and cannot be joined to what others recorded.
+    ``is_repeated``: the request may have been executed before. Of a plain MDP request ``client`` begins with
+    "mdp-" and cannot be joined to what others recorded.
     """
 
     client: str
