@@ -1,10 +1,9 @@
-"""An operator drains a worker, and shows and cancels a request."""
+"""Orders about services, workers and requests, where scripts do not show them (test_orders.py)."""
 
 from __future__ import annotations
 
 import os
 import re
-from typing import TypeVar
 from unittest.mock import Mock
 
 import msgspec
@@ -15,23 +14,20 @@ from bstar import records
 from bstar.star import Role, StarMachine, StarSettings
 from bstar.wire import native
 from bstar.wire.dialect import Dialect
-from bstar.wire.messages import ErrorCode, Process, Ready, Request
+from bstar.wire.messages import Process, Ready, Request
 from bstar_broker.core import BrokerSettings, Node
-from bstar_broker.core.management import broker_state, worker_state
+from bstar_broker.core.management import broker_state
 from bstar_broker.core.outputs import Send
-from bstar_broker.core.records import Accepted, WorkerRecord, peer_label
+from bstar_broker.core.records import Accepted, ServiceRecord, WorkerRecord, peer_label
 from bstar_broker.core.snapshot import Finding, RequestState
 from bstar_broker.journal.node_journal import NodeJournal
 from bstar_broker.operate.orders import Operator, Workers
-from support.desk import Desk, heard, ident, sent
+from support.desk import Desk, ident, sent
 from support.node_states import looked, node_state, service_state
 from support.pairs import standing_pair
-from test_service_orders import errors
 from test_switchover import run_command, word
 
-Told = TypeVar("Told")
-
-WHY = "mia@host: a new disk"
+WHY = "mia@host: its database is ill"
 
 
 @pytest.fixture
@@ -70,83 +66,69 @@ def listed(desk: Desk, count: int = 20) -> list[RequestState]:
     return desk.broker.work_orders.oldest(None, count, desk.now)
 
 
-# --- drain --------------------------------------------------------------------------------------------------
+# --- services -----------------------------------------------------------------------------------------------
 
 
-def test_a_drained_worker_gets_nothing_and_after_a_resume_what_waits(desk: Desk) -> None:
-    drain(desk)
+def echo(desk: Desk) -> ServiceRecord:
+    return desk.ledger.services[b"echo"]
+
+
+def pause(desk: Desk, for_s: float = 0.0) -> None:
+    desk.broker.orders.pause(echo(desk), for_s, WHY, desk.now)
+
+
+def resume_service(desk: Desk) -> list[list[bytes]]:
+    return sent(desk.broker.orders.resume(echo(desk), WHY, desk.now))
+
+
+def test_a_pause_holds_through_changes_of_the_role(desk: Desk) -> None:
+    pause(desk)
+    desk.broker.deactivate(desk.now)
+    desk.broker.activate(8)
+    desk.broker.resume(desk.now)
     assert desk.request(b"client", 1) == []
-    assert desk.requests(b"other", [2, 3]) == []
-    assert {frames[0] for frames in resume(desk)} == {b"worker"}
-    assert worker_of(desk).held == 2
 
 
-def test_it_finishes_what_it_holds_and_stays_registered(desk: Desk) -> None:
-    desk.request(b"client", 1)
-    drain(desk)
-    desk.request(b"client", 2)
-    assert [frames[0] for frames in desk.final(b"worker", 1)] == [b"client"]
-    assert (worker_of(desk).held, desk.ledger.services[b"echo"].workers) == (0, 1)
+def test_the_state_tells_who_paused_and_for_how_long(desk: Desk) -> None:
+    pause(desk, 60.0)
+    desk.now = 20.0
+    (state,) = broker_state(desk.ledger, desk.now).services
+    assert (state.paused, state.pause_why, state.paused_for_s) == (1, WHY, 40.0)
+    resume_service(desk)
+    (state,) = broker_state(desk.ledger, desk.now).services
+    assert (state.paused, state.pause_why, state.paused_for_s) == (0, "", 0.0)
 
 
-def test_the_others_get_its_share(desk: Desk) -> None:
-    desk.ready(b"second", credit=5)
-    drain(desk)
-    assert {desk.request(b"client", number)[0][0] for number in range(1, 4)} == {b"second"}
+def test_a_paused_service_is_in_trouble_and_its_wait_is_no_second_sign() -> None:
+    waits = {"workers": 1, "idle": 1, "queued": 3, "oldest_waiting_s": 99.0}
+    echo = service_state("echo", pause_why=WHY, paused_for_s=90.0, **waits)
+    [found] = looked(node_state(echo, state="ACTIVE", is_active=True)).findings or []
+    assert found.name == "paused"
+    assert found.why == f"paused at the backup for 90 s more by {WHY}; 3 requests waiting"
+    assert found.do == "bstar service resume ends that"
 
 
-def test_a_heartbeat_gives_a_drained_worker_nothing(desk: Desk) -> None:
-    drain(desk)
-    desk.request(b"client", 1)
-    assert desk.send(b"worker", *native.encode_heartbeat(7)) == []
+def test_the_journal_has_each_order_about_a_service(desk: Desk) -> None:
+    journal = Mock(who={})
+    desk.ledger.observer = NodeJournal(journal, node_id=bytes(16), clock=lambda: 0.0)
+    pause(desk, 2.0)
+    desk.wait(4.0)
+    assert [
+        fields for (kind, _), fields in journal.write.call_args_list if kind is records.ServiceOrdered
+    ] == [
+        {"service": "echo", "order": "pause", "requests": 0, "for_us": 2_000_000, "about": "", "text": WHY},
+        {
+            "service": "echo",
+            "order": "resume",
+            "requests": 0,
+            "for_us": 0,
+            "about": "",
+            "text": "its time is over",
+        },
+    ]
 
 
-def test_a_front_that_gives_its_worker_room_does_not_end_the_drain(desk: Desk) -> None:
-    drain(desk)
-    desk.request(b"client", 1)
-    assert desk.broker.set_credit(b"worker", 9, desk.now) == []
-    assert [frames[0] for frames in resume(desk)] == [b"worker"]
-    assert worker_of(desk).credit == 9
-
-
-def test_a_worker_of_plain_majordomo_is_drained_as_well() -> None:
-    desk = Desk()
-    desk.ready02(b"plain")
-    desk.request02(b"client")
-    drain(desk, b"plain")
-    desk.request02(b"client")
-    assert [frames[0] for frames in desk.final02(b"plain", b"client")] == [b"client"]
-    assert [frames[0] for frames in resume(desk, b"plain")] == [b"plain"]
-
-
-def test_the_next_process_of_the_worker_gets_requests(desk: Desk) -> None:
-    drain(desk)
-    desk.send(b"worker", *native.encode_disconnect())
-    desk.ready(b"worker")
-    assert [frames[0] for frames in desk.request(b"client", 1)] == [b"worker"]
-    assert desk.ledger.services[b"echo"].drained == 0
-
-
-def test_a_second_drain_keeps_the_credit_of_the_first(desk: Desk) -> None:
-    drain(desk)
-    drain(desk)
-    resume(desk)
-    assert (worker_of(desk).credit, desk.ledger.services[b"echo"].drained) == (2, 0)
-
-
-def test_who_waited_too_long_hears_of_the_drain(desk: Desk) -> None:
-    drain(desk)
-    desk.request(b"client", 1, ttl_ms=500)
-    told = [each for each in desk.wait(1.0) if each[0] == b"client"]
-    assert errors(told) == [(b"client", ErrorCode.EXPIRED)]
-    assert heard(told[0]).body == [b'an operator drains each worker of service "echo"']
-
-
-def test_listings_tell_who_drains_it(desk: Desk) -> None:
-    drain(desk)
-    state = worker_state(worker_of(desk), desk.now)
-    assert (state.credit, state.drain_why) == (0, WHY)
-    assert broker_state(desk.ledger, desk.now).services[0].drained == 1
+# --- workers and requests -----------------------------------------------------------------------------------
 
 
 def test_a_service_whose_workers_are_all_drained_is_in_trouble() -> None:
@@ -160,48 +142,6 @@ def test_a_service_whose_workers_are_all_drained_is_in_trouble() -> None:
     assert str(each) == "all 2 workers are drained; 3 requests waiting: bstar workers resume ends that"
 
 
-# --- find ---------------------------------------------------------------------------------------------------
-
-
-def test_listings_show_what_runs_and_what_waits_of_each_client(desk: Desk) -> None:
-    desk.request(b"client", 1)
-    desk.now = 2.0
-    desk.request(b"client", 2)
-    desk.request(b"client", 3, ttl_ms=4_000)
-    desk.request(b"client", 4)
-    desk.requests(b"other", [5, 6])
-    desk.now = 3.0
-    found = {state.request: state for state in listed(desk)}
-    assert list(found) == [ident(number).hex() for number in (1, 2, 3, 5)]
-    first, third = found[ident(1).hex()], found[ident(3).hex()]
-    label = peer_label(b"worker")
-    assert (first.worker, first.age_s, first.held_s, first.deliveries) == (label, 3.0, 3.0, 1)
-    assert (third.worker, third.client, third.expires_in_s) == ("", peer_label(b"client"), 3.0)
-    batch = found[ident(5).hex()]
-    assert (batch.requests, batch.dialect, batch.deliveries) == (2, "native", 0)
-    assert len(listed(desk, count=1)) == 2
-
-
-def test_a_batch_at_a_worker_is_listed_by_its_first_request_without_a_reply() -> None:
-    desk = Desk()
-    desk.ready(b"worker", credit=9, takes_batches=True)
-    desk.requests(b"client", [1, 2, 3])
-    [state] = listed(desk)
-    assert (state.request, state.requests, state.worker) == (ident(1).hex(), 3, peer_label(b"worker"))
-    desk.finals(b"worker", [1])
-    [state] = listed(desk)
-    assert (state.request, state.requests) == (ident(2).hex(), 2)
-
-
-def test_a_request_is_found_in_a_batch_that_waits_and_in_one_at_a_worker() -> None:
-    desk = Desk()
-    desk.requests(b"client", [1, 2])
-    assert find(desk, ident(2)).is_queued
-    desk.ready(b"worker", credit=9, takes_batches=True)
-    desk.requests(b"client", [3, 4])
-    assert find(desk, ident(4)).worker == b"worker"
-
-
 def test_a_request_without_a_number_is_found_by_the_name_of_the_listing(desk: Desk) -> None:
     for _ in range(3):
         desk.request02(b"client")
@@ -209,54 +149,6 @@ def test_a_request_without_a_number_is_found_by_the_name_of_the_listing(desk: De
         found = find(desk, bytes.fromhex(state.request))
         assert desk.broker.work_orders.describe(found, desk.now) == state
         assert state.dialect == "mdp02"
-
-
-def test_a_request_that_ended_is_not_found(desk: Desk) -> None:
-    desk.request(b"client", 1)
-    desk.final(b"worker", 1)
-    assert desk.broker.work_orders.find_request(ident(1)) is None
-
-
-# --- cancel -------------------------------------------------------------------------------------------------
-
-
-def test_a_request_that_waits_ends_unexecuted_and_leaves_no_trace() -> None:
-    desk = Desk()
-    desk.request(b"client", 1)
-    desk.requests(b"other", [2, 3])
-    told = cancel(desk, ident(1)) + cancel(desk, ident(3))
-    assert errors(told) == [(b"client", ErrorCode.NOT_ALLOWED), (b"other", ErrorCode.NOT_ALLOWED)]
-    assert heard(told[0]).body == [f"an operator cancelled it: {WHY}".encode()]
-    assert (desk.ledger.waiting.count, list(desk.ledger.requests_of)) == (1, [b"other"])
-    desk.ready(b"worker", credit=3)
-    assert desk.ledger.workers[b"worker"].held == 1
-
-
-def test_a_request_at_a_worker_ends_with_doubt_and_its_answer_is_dropped(desk: Desk) -> None:
-    desk.request(b"client", 1)
-    told, to_worker = cancel(desk, ident(1))
-    assert errors([told]) == [(b"client", ErrorCode.WORKER_LOST)]
-    assert heard(told).body == [f"an operator cancelled it while a worker had it: {WHY}".encode()]
-    assert (to_worker[0], heard(to_worker).command) == (b"worker", native.CANCEL)
-    assert worker_of(desk).held == 1
-    [listed] = desk.broker.work_orders.oldest(None, 10, desk.now)
-    assert listed.is_given_up
-    assert desk.final(b"worker", 1) == []
-    assert (worker_of(desk).held, desk.ledger.drops["late-reply"], desk.ledger.by_identity) == (0, 1, {})
-
-
-def test_a_cancelled_request_is_not_given_to_another_worker(desk: Desk) -> None:
-    desk.request(b"client", 1)
-    cancel(desk, ident(1))
-    desk.ready(b"second")
-    desk.send(b"worker", *native.encode_disconnect())
-    assert (desk.ledger.workers[b"second"].held, desk.ledger.waiting.count) == (0, 0)
-
-
-def test_a_request_whose_worker_was_lost_may_have_been_executed(desk: Desk) -> None:
-    desk.request(b"client", 1)
-    desk.send(b"worker", *native.encode_disconnect())
-    assert errors(cancel(desk, ident(1))) == [(b"client", ErrorCode.WORKER_LOST)]
 
 
 def test_a_caller_of_plain_majordomo_hears_nothing(desk: Desk) -> None:

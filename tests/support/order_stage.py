@@ -35,7 +35,7 @@ from bstar.star import (
 )
 from bstar.wire import native
 from bstar.wire.dialect import Dialect
-from bstar.wire.messages import Process, Ready, Request
+from bstar.wire.messages import ErrorCode, Process, Ready, Request
 from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Node, Notice, Output, Send
 from bstar_broker.core.mailbox import STORE
@@ -47,9 +47,12 @@ from bstar_cli.main import main
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 NAMES = {
-    getattr(native, name): name for name in ("REQUEST", "PARTIAL", "FINAL", "ERROR", "BUSY", "NOT_ACTIVE")
+    getattr(native, name): name
+    for name in ("REQUEST", "REQUESTS", "PARTIAL", "FINAL", "ERROR", "BUSY", "NOT_ACTIVE")
 }
 STEP_S = 0.5
+# Who asks in batches.
+BATCHER = bytes(15) + b"\x01"
 
 
 class Stage:
@@ -105,11 +108,17 @@ class Stage:
 
     # --- the node and its peers ---------------------------------------------------------------------------
 
-    def node(self, kind: str, role: str = "primary") -> None:
+    def node(self, kind: str, role: str = "primary", *limits: str) -> None:
         """``active`` with a passive peer, ``passive`` with an active one, or ``alone`` since its start."""
+        bounds: dict[str, Any] = {name: float(n) for name, n in (each.split("=") for each in limits)}
         machine = StarMachine(StarSettings(pair="bstar", role=Role(role)), node="we", epoch=0, now=self.now)
         self.it = Node(
-            machine, BrokerSettings(), node_id=bytes(16), drain_timeout_s=5.0, version="test", now=self.now
+            machine,
+            BrokerSettings(**bounds),
+            node_id=bytes(16),
+            drain_timeout_s=5.0,
+            version="test",
+            now=self.now,
         )
         self._monkeypatch.setenv("BSTAR_CONFIG", str(CONFIGS / f"{role}.yaml"))
         if kind == "active":
@@ -143,22 +152,55 @@ class Stage:
                 )
             self.carry_out(self.it.step(PeerMessage(said), self.now))
 
-    def worker(self, name: str = "w1", service: str = "echo", credit: str = "1") -> None:
+    def worker(self, name: str = "w1", service: str = "echo", credit: str = "1", batches: str = "") -> None:
         self.workers.add(name.encode())
         process = Process("shop-3", 4711, "0.1.0")
         ready = Ready(
-            name.encode(), Dialect.NATIVE, (), service.encode(), credit=int(credit), process=process
-        )  # fmt: skip
+            name.encode(),
+            Dialect.NATIVE,
+            (),
+            service.encode(),
+            credit=int(credit),
+            takes_batches=bool(batches),
+            process=process,
+        )
         self.it.broker.ledger.address = lambda: "10.0.0.7"
         self.carry_out(self.it.act(partial(self.it.broker.receive, ready), self.now))
 
-    def ask(self, number: str, service: str = "echo") -> None:
+    def plain_worker(self, name: str) -> None:
+        """A worker of MDP/0.2."""
+        self._hear(name, b"MDPW02", b"\x01", b"echo")
+
+    def worker_gone(self, name: str) -> None:
+        self.workers.discard(name.encode())
+        self._hear(name, *native.encode_disconnect())
+
+    def credit(self, name: str, count: str) -> None:
+        """A front gives its worker so much room."""
+        act = partial(self.it.broker.set_credit, name.encode(), int(count))
+        self.carry_out(self.it.act(act, self.now))
+
+    def _hear(self, sender: str, *frames: bytes) -> None:
+        self.carry_out(self.it.receive_frames([sender.encode(), *frames], self.now))
+
+    def ask(self, number: str, service: str = "echo", ttl_ms: str = "0") -> None:
         """A native client asks."""
         identity = int(number).to_bytes(24, "big")
-        frames = native.encode_request(
-            identity, service.encode(), [b"x"], ttl_ms=0, epoch=0, is_repeated=False
-        )
-        self.carry_out(self.it.receive_frames([b"c1", *frames], self.now))
+        frames = native.encode_request(identity, service.encode(), [b"x"], ttl_ms=int(ttl_ms), epoch=0)
+        self._hear("c1", *frames)
+
+    def ask_batch(self, *numbers: str) -> None:
+        """Another client asks several at once."""
+        count = len(numbers)
+        batch = native.encode_requests(BATCHER, b"echo", [*map(int, numbers)], [0] * count, [b"x"] * count)
+        self._hear("c2", *batch)
+
+    def plain_ask(self) -> None:
+        """A client of MDP/0.2 asks."""
+        self._hear("plain", b"MDPC02", b"\x01", b"echo", b"x")
+
+    def plain_reply(self, worker: str) -> None:
+        self._hear(worker, b"MDPW02", b"\x04", b"plain", b"", b"y")
 
     def store_asks(self, number: str) -> None:
         """The durable store asks, as the broker's client in the process."""
@@ -166,8 +208,10 @@ class Stage:
         self.carry_out(self.it.act(partial(self.it.broker.receive, request), self.now))
 
     def reply(self, number: str, worker: str = "w1") -> None:
-        frames = native.encode_final(int(number).to_bytes(24, "big"), 1, 0, [b"y"])
-        self.carry_out(self.it.receive_frames([worker.encode(), *frames], self.now))
+        """``b1`` is the first of a batch."""
+        client = BATCHER if number[0] == "b" else bytes(16)
+        identity = native.identity(client, int(number.lstrip("b")))
+        self._hear(worker, *native.encode_final(identity, 1, 0, [b"y"]))
 
     def leave(self) -> None:
         """SIGTERM."""
@@ -273,11 +317,16 @@ class PlayedStore:
 def _line(output: Any) -> str:
     """What people would see of an output; "" of the others."""
     if isinstance(output, Send):
-        message = native.decode(output.frames[1:])
+        to, *frames = output.frames
+        if frames[0][:4] == b"MDPW" or frames[0][:4] == b"MDPC":
+            return "" if frames[1] == b"\x05" else f"-> {to.decode()} {b' '.join(frames).decode()!r}"
+        message = native.decode(frames)
         number = int.from_bytes(message.identity[-8:], "big")
-        text = f": {message.body[0].decode()}" if message.command == native.ERROR else ""
+        text = ""
+        if message.command == native.ERROR:
+            text = f" {ErrorCode(message.value).name}: {message.body[0].decode()}"
         name = NAMES.get(message.command)
-        return "" if name is None else f"-> {output.frames[0].decode()} {name} {number}{text}"
+        return "" if name is None else f"-> {to.decode()} {name} {number}{text}"
     if isinstance(output, Notice):
         return f"log: {output.text}"
     if isinstance(output, HandoverRefused):
