@@ -73,6 +73,13 @@ V02 = Dialect(
 )  # fmt: skip
 
 
+ANSWERS = [
+    pytest.param(V01, b"\x03", id="0.1-REPLY"),
+    pytest.param(V02, b"\x03", id="0.2-PARTIAL"),
+    pytest.param(V02, b"\x04", id="0.2-FINAL"),
+]
+
+
 @pytest.fixture(params=[V01, V02], ids=lambda dialect: dialect.version)
 def mdp(request: pytest.FixtureRequest) -> Dialect:
     """The version of a test that both must pass."""
@@ -188,7 +195,7 @@ def test_an_envelope_of_several_frames_goes_back_as_it_came(peers: Peers, servic
 )
 @requirement("MDP2-B-08")
 def test_identities_are_opaque_octets(peers: Peers, service: bytes, mdp: Dialect, identity: bytes) -> None:
-    worker = mdp.worker(peers, service, identity=b"w" + identity[:200])
+    worker = mdp.worker(peers, service, identity=identity[:200] + b"w")
     client = mdp.client(peers, identity=identity)
     client.request(service, b"who am I?")
     worker.finish(worker.take(), b"you")
@@ -290,20 +297,26 @@ def test_replies_reach_an_asynchronous_client_in_the_order_of_completion(
 # --- after the last answer ---
 
 
+@pytest.mark.parametrize(("mdp", "command"), ANSWERS)
+@requirement("MDP1-B-04")
+@requirement("MDP1-G-02")
 @requirement("MDP2-B-01")
 @requirement("MDP2-B-04")
-@pytest.mark.parametrize("command", [b"\x03", b"\x04"], ids=["PARTIAL", "FINAL"])
-def test_nothing_reaches_the_client_after_final(peers: Peers, service: bytes, command: bytes) -> None:
-    worker, client = peers.worker02(service), peers.client02()
+def test_nothing_reaches_the_client_or_the_worker_after_the_last_answer(
+    peers: Peers, service: bytes, mdp: Dialect, command: bytes
+) -> None:
+    """A published broker has a worker that answers twice among its idle ones twice."""
+    worker, client = mdp.worker(peers, service), mdp.client(peers)
     client.request(service, b"hi")
     job = worker.take()
-    worker.final(job.client, b"the end")
-    worker.send(b"MDPW02", command, job.client, b"", b"encore")
+    worker.finish(job, b"the end")
+    worker.send(*mdp.worker_head, command, job.client, b"", b"encore")
     worker.await_disconnect()
-    assert client.recv() == V02.final(service, b"the end")
-    assert worker.collect() == []
+    assert client.recv() == mdp.final(service, b"the end")
     # The answer to this question would come behind the encore.
-    assert V02.ask(client, b"mmi.service", service) == [b"404"]
+    assert mdp.ask(client, b"mmi.service", service) == [b"404"]
+    client.request(service, b"hi")
+    served_by_another(mdp, peers, service, client, worker)
 
 
 @requirement("MDP2-B-01")
@@ -470,12 +483,6 @@ def test_the_reply_to_an_abandoned_socket_vanishes(peers: Peers, service: bytes)
 
 
 # --- commands that are not expected ---
-
-ANSWERS = [
-    pytest.param(V01, b"\x03", id="0.1-REPLY"),
-    pytest.param(V02, b"\x03", id="0.2-PARTIAL"),
-    pytest.param(V02, b"\x04", id="0.2-FINAL"),
-]
 
 
 @pytest.mark.parametrize(
@@ -949,19 +956,28 @@ def test_a_request_that_ends_every_worker_is_given_up(
 
 
 @requirement("MDP1-R-04")
-def test_a_silent_worker_behind_a_live_one_is_found(
+def test_no_silent_worker_hides_behind_a_live_one(
     mortal: MemoryBroker, mortal_peers: Peers, service: bytes, mdp: Dialect
 ) -> None:
-    mdp.worker(mortal_peers, service + b"-Q")
-    silent = mdp.worker(mortal_peers, service + b"-P")
-    silent.fall_silent()
-    client = mdp.client(mortal_peers)
-    mortal_peers.pass_time(mortal.timing.expiry_s * 1.5)
-    silent.collect(0.001)
-    client.request(service + b"-P", b"hi")
-    assert silent.collect() == []
-    assert mdp.ask(client, b"mmi.service", service + b"-Q") == [b"200"]
-    assert mdp.ask(client, b"mmi.service", service + b"-P") == [b"404"]
+    """Several orders of becoming idle, several services: whoever is silent is found and gets nothing."""
+    peers, client = mortal_peers, mdp.client(mortal_peers)
+    names = [service + b"-%d" % (number % 3) for number in range(9)]
+    workers = [mdp.worker(peers, name) for name in names]
+    for worker in workers:
+        worker.await_heartbeat()
+    silent = workers[1::2]
+    for worker in silent:
+        worker.fall_silent()
+    peers.pass_time(mortal.timing.expiry_s * 1.5)
+    for worker in silent:
+        worker.collect(0.001)
+    listed = json.loads(mdp.ask(client, b"mmi.services", b"")[1])
+    counts = {entry["service"]: entry["workers"] for entry in listed}
+    living = names[::2]
+    assert [counts[name.decode()] for name in names[:3]] == [living.count(name) for name in names[:3]]
+    for name in names:
+        client.request(name, b"hi")
+    assert [frames for worker in silent for frames in worker.collect()] == []
 
 
 # --- the variants of the field ---
@@ -1004,3 +1020,56 @@ def test_a_request_without_any_frame_of_sense_is_answered_by_nobody(peers: Peers
     stranger.send(EMPTY)
     stranger.send(b"GET / HTTP/1.1")
     assert stranger.collect() == []
+
+
+@requirement("MDP1-B-08")
+def test_a_worker_that_keeps_the_address_as_a_c_string_answers_a_client_without_an_identity(
+    peers: Peers, service: bytes
+) -> None:
+    worker, client = peers.worker01(service), peers.client01()
+    client.request(service, b"hi")
+    worker.reply(worker.take().client.split(b"\0")[0], b"there")
+    assert client.recv() == V01.final(service, b"there")
+
+
+def test_a_worker_in_its_own_service_only(peers: Peers, service: bytes) -> None:
+    """A published broker lists workers under a service of others and names the wrong one in FINAL."""
+    names = [service + suffix for suffix in (b"-a", b"-b", b"-c")]
+    workers = {name: peers.worker02(name) for name in names}
+    clients = {name: peers.client02() for name in names}
+    for name in names:
+        clients[name].request(name, name)
+    jobs = {name: workers[name].take() for name in names}
+    assert {name: job.body for name, job in jobs.items()} == {name: (name,) for name in names}
+    for name in reversed(names):
+        workers[name].partial(jobs[name].client, b"p")
+    for name in names:
+        workers[name].final(jobs[name].client, b"f")
+    for name in names:
+        assert clients[name].recv() == [b"MDPC02", b"\x02", name, b"p"]
+        assert clients[name].recv() == V02.final(name, b"f")
+
+
+@requirement("MDP2-B-05")
+def test_a_disconnect_with_the_code_of_0_1_is_a_heartbeat(mortal_peers: Peers, service: bytes) -> None:
+    """Header upgraded to 0.2, codes left at 0.1: the worker expires, and nothing is lost."""
+    worker, client = mortal_peers.worker02(service), mortal_peers.client02()
+    client.request(service, b"hi")
+    worker.take()
+    worker.fall_silent()
+    worker.send(b"MDPW02", b"\x05")
+    other = mortal_peers.worker02(service)
+    other.finish(other.take(), b"there")
+    assert client.recv() == V02.final(service, b"there")
+
+
+@requirement("MDP1-R-01")
+def test_an_idle_worker_that_left_is_not_expired_once_more(
+    mortal: MemoryBroker, mortal_peers: Peers, service: bytes, mdp: Dialect
+) -> None:
+    worker, client = mdp.worker(mortal_peers, service), mdp.client(mortal_peers)
+    worker.await_heartbeat()
+    worker.disconnect()
+    mortal_peers.pass_time(mortal.timing.expiry_s * 1.5)
+    client.request(service, b"hi")
+    served_by_another(mdp, mortal_peers, service, client, worker)
