@@ -6,19 +6,7 @@ from typing import Any
 
 import pytest
 
-from bstar.star import (
-    Activated,
-    EpochHeard,
-    PeerMessage,
-    PersistEpoch,
-    Publish,
-    Role,
-    StarMachine,
-    StarSettings,
-    State,
-    Tick,
-    Vote,
-)
+from bstar.star import EpochHeard, PeerMessage, PersistEpoch, Role, StarMachine, StarSettings, State
 from bstar.star.epochs import Allowance, next_epoch
 from bstar.wire import native
 from bstar.wire.epochs import EPOCH_FAR, EPOCH_MAX, EPOCH_REFILL_S, EPOCH_STEP_MAX
@@ -79,10 +67,6 @@ def persisted(outputs: list[Any]) -> list[int]:
     return [output.epoch for output in outputs if isinstance(output, PersistEpoch)]
 
 
-def publications(outputs: list[Any]) -> list[int | None]:
-    return [output.message.epoch for output in outputs if isinstance(output, Publish)]
-
-
 # --- how far a claim is followed ----------------------------------------------------------------------------
 
 
@@ -117,13 +101,6 @@ def test_workers_raise_the_epoch_by_one_step_and_then_no_faster_than_it_refills(
     assert machine.epochs.ignored == 9, "a second has refilled a 64th"
 
 
-def test_a_worker_that_remembers_more_than_a_pair_without_memory_is_climbed_above() -> None:
-    machine, _ = active()
-    machine.step(EpochHeard(EPOCH_STEP_MAX - 1), 0.0)
-    assert machine.is_active
-    assert machine.epoch == EPOCH_STEP_MAX + 1
-
-
 def test_a_forged_state_message_raises_the_epoch_by_a_bounded_step() -> None:
     machine, peer = passive(0, 1)
     for _ in range(10):
@@ -134,47 +111,7 @@ def test_a_forged_state_message_raises_the_epoch_by_a_bounded_step() -> None:
     assert machine.epochs.seen == believed
 
 
-def test_a_passive_peer_far_above_does_not_disturb_the_active_node() -> None:
-    """It has a damaged file, or a liar was believed; it comes down when it hears us."""
-    machine, peer = active(epoch=8)
-    for _ in range(20):
-        outputs = machine.step(PeerMessage(peer.says(PASSIVE, FAR)), 0.1)
-        assert not [output for output in outputs if isinstance(output, Activated)]
-    assert (machine.is_active, machine.epoch) == (True, 9)
-
-
-def test_an_active_peer_far_above_is_obeyed_and_not_followed() -> None:
-    machine, peer = active(epoch=8)
-    machine.step(PeerMessage(peer.says(ACTIVE, 2 * FAR)), 0.1)
-    assert machine.state is PASSIVE
-    machine.publisher.published_at = 3.0
-    machine.step(Vote(), 3.0)
-    assert (machine.is_active, machine.epoch) == (True, 11)
-
-
 # --- coming together again ----------------------------------------------------------------------------------
-
-
-def test_a_node_that_remembers_too_much_takes_the_epoch_of_its_active_peer() -> None:
-    machine, peer = machine_of(Role.BACKUP, 2**61), Peer()
-    outputs = machine.step(PeerMessage(peer.says(ACTIVE, 9)), 0.0)
-    assert persisted(outputs) == [8], "or every restart would bring the old one back"
-    assert (machine.epoch, machine.epochs.seen) == (8, 9)
-    assert publications(machine.step(Tick(), 1.0)) == [8]
-    outputs = machine.step(PeerMessage(peer.says(PASSIVE, 9, released=True)), 1.0)
-    assert machine.epoch == 10, "a handover goes on working"
-
-
-def test_a_node_that_serves_does_not_come_down() -> None:
-    machine, peer = active(epoch=2**61)
-    machine.step(PeerMessage(peer.says(ACTIVE, 8)), 0.1)
-    assert machine.is_active
-    assert machine.epoch > 2**61
-
-
-def test_a_lower_epoch_within_reach_is_no_reason_to_come_down() -> None:
-    machine, _ = passive(9 + EPOCH_FAR, 9)
-    assert machine.epoch == 9 + EPOCH_FAR
 
 
 def test_what_only_a_liar_said_is_forgotten_as_well() -> None:
@@ -188,13 +125,6 @@ def test_what_only_a_liar_said_is_forgotten_as_well() -> None:
 def test_above_the_highest_epoch_the_numbers_begin_again(role: Role, first: int) -> None:
     assert next_epoch(role, EPOCH_MAX - 2) <= EPOCH_MAX
     assert next_epoch(role, EPOCH_MAX) == first
-
-
-def test_a_node_tells_its_own_epoch_and_not_what_it_heard() -> None:
-    machine, _ = passive(4, 5)
-    machine.step(EpochHeard(1000), 0.0)
-    assert machine.epochs.seen == 1000
-    assert machine.status(0.0).epoch == 4
 
 
 # --- who may claim ------------------------------------------------------------------------------------------

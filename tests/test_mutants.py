@@ -62,7 +62,7 @@ def test_a_survivor_needs_a_reason_and_a_reason_a_survivor() -> None:
 @pytest.mark.timeout(600)
 def test_verdicts_are_what_pytest_says() -> None:
     epochs = "bstar/bstar/star/epochs.py"
-    judged = ("tests/test_star_machine.py",)
+    judged = ("tests/test_star_scripts.py",)
     mutants = [
         Mutant("caught", epochs, "epoch = seen + 1", "epoch = seen", judged),
         Mutant("survived", epochs, "The primary's epochs are odd", "Odd are the primary's epochs", judged),

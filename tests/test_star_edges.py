@@ -12,22 +12,11 @@ import zmq
 from bstar.pair import arbiter as arbiter_server
 from bstar.pair.arbiter import ArbiterServer
 from bstar.pair.shell import PairShell
-from bstar.star import (
-    Ignored,
-    LinkLost,
-    PeerMessage,
-    PeerRefused,
-    Role,
-    Stall,
-    StarMachine,
-    StarSettings,
-    State,
-)
+from bstar.star import PeerMessage, Role, StarMachine, StarSettings, State
 from bstar.wire import peer
 from bstar.wire.arbiter import Question, encode_question
 from bstar.wire.peer import PeerState
 
-TIMEOUT_S = 2.0
 NOW = 10.0
 
 
@@ -42,37 +31,6 @@ def machine() -> StarMachine:
     made.step(PeerMessage(word(State.ACTIVE, seq=7, epoch=5)), NOW)
     assert made.state is State.PASSIVE
     return made
-
-
-def test_a_message_that_comes_twice_is_a_sign_of_life_once(machine: StarMachine) -> None:
-    machine.step(PeerMessage(word(State.ACTIVE, seq=7, epoch=5)), NOW + 1)
-    assert machine.counters.peer_ignored == {Ignored.STALE: 1}
-    assert machine.peer.expires_at == NOW + TIMEOUT_S
-
-
-def test_the_run_that_serves_in_the_highest_epoch_returns_though_a_late_word_displaced_it(
-    machine: StarMachine,
-) -> None:
-    """That epoch is known from this very run, so what it says is as high as what is known and not above."""
-    machine.step(PeerMessage(word(State.PASSIVE, node="before", epoch=3)), NOW + 0.1)
-    machine.step(PeerMessage(word(State.ACTIVE, seq=8, epoch=5)), NOW + 0.2)
-    assert machine.counters.peer_ignored[Ignored.STALE] == 0
-    assert machine.peer.state is State.ACTIVE
-
-
-def test_a_refusal_that_was_asked_for_before_a_pause_proves_nothing_after_it(machine: StarMachine) -> None:
-    """However short the pause: the peer may have come back and been heard by nobody."""
-    machine.step(LinkLost(), NOW + 0.1)
-    machine.step(Stall(0.6), NOW + 0.7)
-    machine.step(PeerRefused(), NOW + 0.7)
-    assert not machine.peer.is_gone
-    assert machine.peer.expires_at > NOW + 0.7
-
-
-def test_a_refusal_without_a_pause_proves_that_the_peer_is_gone(machine: StarMachine) -> None:
-    machine.step(LinkLost(), NOW + 0.1)
-    machine.step(PeerRefused(), NOW + 0.2)
-    assert machine.peer.is_gone
 
 
 # --- promises are dated after the question that they answer ------------------------------------------------

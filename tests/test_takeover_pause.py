@@ -14,7 +14,6 @@ import pytest
 
 from bstar.pair.shell import PauseFile
 from bstar.star import (
-    ArbiterAnswer,
     PauseKept,
     PauseTakeovers,
     PeerMessage,
@@ -22,17 +21,13 @@ from bstar.star import (
     Publish,
     ResumeTakeovers,
     Role,
-    Stall,
     StarMachine,
     StarSettings,
     State,
     TakeoversPaused,
     TakeoversResumed,
-    Tick,
-    Vote,
 )
 from bstar.star.takeover_pause import PAUSE_S_MAX
-from bstar.wire.arbiter import Answer
 from bstar.wire.epochs import EPOCH_MAX
 from bstar.wire.peer import PAUSE_WHY_CHARS_MAX, PeerState, decode, encode
 from bstar_broker.core.readiness import readiness, why_role_stays
@@ -58,16 +53,6 @@ def passive() -> StarMachine:
     return machine
 
 
-def live(machine: StarMachine, start: float, end: float) -> list[Any]:
-    """Let time pass without a word of the peer; clients ask all the time."""
-    outputs: list[Any] = []
-    for step in range(int((end - start) / 0.5) + 1):
-        now = start + step * 0.5
-        outputs += machine.step(Tick(), now)
-        outputs += machine.step(Vote(), now)
-    return outputs
-
-
 def is_active(machine: StarMachine) -> bool:
     return machine.state is State.ACTIVE
 
@@ -79,81 +64,6 @@ def of(kind: type[Any], outputs: list[Any]) -> list[Any]:
 def said(outputs: list[Any]) -> PeerState:
     message: PeerState = of(Publish, outputs)[-1].message
     return message
-
-
-# --- the rule -----------------------------------------------------------------------------------------------
-
-
-def test_without_a_pause_silence_and_a_vote_move_the_role(passive: StarMachine) -> None:
-    live(passive, 0.0, 3.0)
-    assert is_active(passive)
-
-
-def test_a_paused_node_does_not_take_over_from_a_silent_peer_and_after_a_resume_it_does(
-    passive: StarMachine,
-) -> None:
-    passive.step(PauseTakeovers(LONG_S, "a: b"), 0.0)
-    live(passive, 0.0, 9.0)
-    assert not is_active(passive)
-    retry_s = passive.retry_after_s(9.0)
-    assert retry_s == 1.0, "clients ask again in good time for the end of the pause"
-    passive.step(ResumeTakeovers("a"), 9.0)
-    passive.step(Vote(), 9.0)
-    assert is_active(passive)
-
-
-def test_a_pause_ends_by_itself_and_that_is_reported_once(passive: StarMachine) -> None:
-    passive.step(PauseTakeovers(5.0, "a: b"), 0.0)
-    outputs = live(passive, 0.0, 4.5)
-    assert not is_active(passive)
-    outputs += live(passive, 5.0, 8.0)
-    assert is_active(passive)
-    assert of(TakeoversResumed, outputs) == [TakeoversResumed("its time is over")]
-
-
-def test_a_peer_that_says_that_it_does_not_serve_still_passes_the_role_on(passive: StarMachine) -> None:
-    passive.step(PauseTakeovers(LONG_S, "a: b"), 0.0)
-    passive.step(word(1, State.PRIMARY, epoch=1, node="again"), 0.5)
-    assert is_active(passive)
-
-
-def test_the_node_that_served_last_serves_again_after_it_was_away(passive: StarMachine) -> None:
-    live(passive, 0.0, 3.0)
-    assert is_active(passive)
-    passive.step(PauseTakeovers(LONG_S, "a: b"), 3.0)
-    passive.step(Stall(5.0), 8.0)
-    assert not is_active(passive)
-    live(passive, 8.0, 11.0)
-    assert is_active(passive), "nobody else has served since"
-
-
-def test_a_pause_ends_a_claim_of_the_majority_that_silence_began() -> None:
-    settings = StarSettings(pair="test", role=Role.BACKUP, arbiter="tcp://c:1")
-    machine = StarMachine(settings, node="we", epoch=0, now=0.0)
-    machine.step(word(1, State.ACTIVE, arbiter="tcp://c:1"), 0.0)
-    live(machine, 0.0, 5.0)
-    assert machine.quorum is not None
-    assert machine.quorum.is_claiming
-    machine.step(PauseTakeovers(LONG_S, "a: b"), 5.0)
-    machine.step(ArbiterAnswer(Answer("we", machine.publisher.seq, is_granted=True)), 5.1)
-    assert not is_active(machine), "an answer to the claim comes too late"
-    live(machine, 5.5, 8.0)
-    assert not is_active(machine)
-
-
-def test_the_role_does_not_follow_clients_that_are_cut_off(passive: StarMachine) -> None:
-    live(passive, 0.0, 3.0)
-    passive.step(PauseTakeovers(LONG_S, "a: b"), 3.0)
-    begged = {"cut_off": 2, "cut_off_ms": 100, "epoch": 1}
-    outputs: list[Any] = []
-    for step in range(6):
-        now = 3.5 + step / 2
-        outputs += passive.step(word(10 + step, State.PASSIVE, **begged), now)
-        outputs += passive.step(Tick(), now)
-    assert is_active(passive)
-    assert [output.verdict for output in outputs if hasattr(output, "verdict")] == [
-        "stays: takeovers are paused"
-    ]
 
 
 # --- what the nodes tell each other -------------------------------------------------------------------------
@@ -172,14 +82,6 @@ def test_the_peer_hears_of_a_pause_and_of_its_end(passive: StarMachine) -> None:
     assert of(TakeoversResumed, outputs) == [TakeoversResumed("c")]
     assert not passive.pause.is_on(2.0)
     assert passive.pause.peer_number == 3
-
-
-def test_an_older_order_undoes_nothing_and_the_same_one_is_no_news(passive: StarMachine) -> None:
-    passive.step(PauseTakeovers(LONG_S, "a: b"), 0.0)
-    for number, seq in ((0, 2), (1, 3), (2, 4)):
-        outputs = passive.step(word(seq, State.ACTIVE, pause=number, paused_ms=0), 0.5)
-        assert of(PersistPause, outputs) == []
-    assert passive.pause.is_on(0.5)
 
 
 def test_what_a_peer_says_is_bounded(passive: StarMachine) -> None:
@@ -205,15 +107,6 @@ def test_a_pause_is_kept_with_its_end(tmp_path: Path) -> None:
     assert file.load() == PauseKept(4, 0.0, "a: b")
     file.keep(PersistPause(6, 0.0, "c"))
     assert file.load() == PauseKept(6, 0.0, "c")
-
-
-def test_a_node_that_starts_again_knows_the_pause(passive: StarMachine) -> None:
-    machine = StarMachine(StarSettings(pair="test", role=Role.BACKUP), node="new", epoch=0, now=0.0)
-    outputs = machine.step(PauseKept(4, 60.0, "a: b"), 0.0)
-    assert of(TakeoversPaused, outputs) == [TakeoversPaused(60.0, "a: b")]
-    machine.step(word(1, State.ACTIVE), 0.0)
-    live(machine, 0.0, 9.0)
-    assert not is_active(machine)
 
 
 def test_a_file_that_cannot_be_read_or_written_is_told(
