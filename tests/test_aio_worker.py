@@ -232,18 +232,6 @@ def test_a_repetition_is_answered_without_executing_it(broker: ScriptedBroker) -
     assert (executed, finals(broker)) == ([b"x"], [[b"reply"], [b"reply"]])
 
 
-def test_a_request_of_a_superseded_node_is_refused(broker: ScriptedBroker) -> None:
-    async def work() -> None:
-        async with AsyncWorker(broker.endpoint, "echo", echo) as worker:
-            await dispatch(broker, b"new", epoch=5)
-            await until(broker, lambda: finals(broker) == [[b"new"]])
-            await dispatch(broker, b"old", first=2, epoch=4)
-            await until(broker, lambda: worker.counters.stale == 1)
-            assert worker.epoch == 5
-
-    run(work())
-
-
 def test_what_cannot_work_is_told_at_once(broker: ScriptedBroker) -> None:
     with pytest.raises(LocalProtocolError):
         AsyncWorker(broker.endpoint, "mmi.echo", echo)

@@ -82,31 +82,23 @@ def test_each_alert_fires_when_it_must_and_stays_quiet_when_it_must_not(path: Pa
 
 
 @pytest.mark.loopback
-@pytest.mark.parametrize("name", NAMES)
-def test_an_alert_that_does_not_fire_fails_its_unit_tests(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", UNIT_TESTS, ids=lambda path: path.stem)
+def test_alerts_that_do_not_fire_fail_their_unit_tests(path: Path, tmp_path: Path) -> None:
     """So the test above can fail: no rule survives the loss of its condition."""
     blunt = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))
     for group in blunt["groups"]:
         for rule in group["rules"]:
-            if rule.get("alert") == name:
+            if "alert" in rule:
                 rule["expr"] = "vector(0) > 1"
     (tmp_path / "alerts.yml").write_text(yaml.safe_dump(blunt), encoding="utf-8")
-    failed = 0
-    for path in UNIT_TESTS:
-        shown = unit_tests(path)
-        groups = [
-            group
-            for group in shown["tests"]
-            if any(case.get("exp_alerts") for case in checks_of(name, [group]))
-        ]
-        if groups:
-            cases = shown | {"rule_files": ["alerts.yml"], "tests": groups}
-            (tmp_path / "tests.yml").write_text(yaml.safe_dump(cases), encoding="utf-8")
-            done = promtool("test", "rules", tmp_path / "tests.yml")
-            assert done.returncode != 0
-            assert name in done.stdout + done.stderr
-            failed += 1
-    assert failed
+    shown = unit_tests(path)
+    (tmp_path / "tests.yml").write_text(
+        yaml.safe_dump(shown | {"rule_files": ["alerts.yml"]}), encoding="utf-8"
+    )
+    done = promtool("test", "rules", tmp_path / "tests.yml")
+    failed = set(re.findall(r"alertname: ?(\w+)", done.stdout + done.stderr))
+    fire = {name for name in NAMES if any(case.get("exp_alerts") for case in checks_of(name, shown["tests"]))}
+    assert failed == fire
 
 
 @pytest.mark.parametrize("name", NAMES)

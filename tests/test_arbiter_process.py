@@ -18,7 +18,7 @@ from bstar_cli.main import main
 from bstar_testing import LoopbackHost, Process, wait_until
 from bstar_testing.nodes import COMMAND
 from support.brokers import Timing
-from support.pairs import PATIENT, QUICK, Pair, standing_pair
+from support.pairs import QUICK, Pair, standing_pair
 from support.waiting import receive_until
 
 pytestmark = pytest.mark.loopback
@@ -80,21 +80,6 @@ def test_a_killed_active_node_is_followed_by_the_other_with_the_arbiters_voice()
         assert "the ballot is the backup's" in arbiter.log()
 
 
-def test_nothing_moves_when_the_arbiter_is_killed_and_comes_back() -> None:
-    with pair_of_three(PATIENT) as (pair, arbiter), pair.load() as load:
-        load.wait_for_replies()
-        arbiter.kill()
-        for node in pair.nodes:
-            node.wait_for("without it", lambda state: not quorum_of(state).is_arbiter_heard)
-        load.wait_for_replies()
-        arbiter.start()
-        pair.primary.wait_for("confirmed by both", has_all_grants)
-        load.wait_for_replies()
-        load.verify()
-        assert {(call.epoch, call.attempts) for call in load.answered} == {(1, 1)}
-        assert quorum_of(pair.primary.state()).majorities_lost == 0
-
-
 def test_without_arbiter_and_without_peer_a_node_stops_until_one_of_them_is_back(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -111,16 +96,6 @@ def test_without_arbiter_and_without_peer_a_node_stops_until_one_of_them_is_back
             pair.primary.wait_for_state("ACTIVE")
             load.wait_for_replies()
             load.verify()
-
-
-def test_an_orderly_stop_hands_the_role_over_with_the_ballots() -> None:
-    with pair_of_three() as (pair, _), pair.load() as load:
-        load.wait_for_replies()
-        assert pair.primary.stop() == exits.OK
-        pair.backup.wait_for_state("ACTIVE")
-        load.wait_for_replies()
-        load.verify()
-        pair.verify_executions(load)
 
 
 def test_the_command_answers_and_stops_in_good_order() -> None:

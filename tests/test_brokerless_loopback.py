@@ -87,11 +87,6 @@ def echo(sender: bytes, frames: Frames) -> list[tuple[bytes, Frames]]:
     return [(sender, [b"PONG"] if frames == [b"PING"] else frames)]
 
 
-def twice(sender: bytes, frames: Frames) -> list[tuple[bytes, Frames]]:
-    """Answer three times."""
-    return echo(sender, frames) * 3
-
-
 def mute(sender: bytes, frames: Frames) -> list[tuple[bytes, Frames]]:
     """Answer PINGs only."""
     return echo(sender, frames) if frames == [b"PING"] else []
@@ -147,84 +142,11 @@ def test_without_a_server_the_call_returns_and_nothing_is_delivered_later(places
             assert server.seen == [[b"", b"now"]]
 
 
-@requirement("LPP-C-02")
-@requirement("LPP-C-04")
-def test_a_late_reply_to_an_earlier_attempt_answers_nobody(places: list[str]) -> None:
-    """LPP-C-02, LPP-C-04: the server answers the first attempt when it has the second."""
-    held: list[bytes] = []
-
-    def late(sender: bytes, frames: Frames) -> list[tuple[bytes, Frames]]:
-        held.append(sender)
-        if len(held) == 1:
-            return []
-        return [(held[0], [b"", b"late"]), (sender, [b"", b"of attempt %d" % len(held)])]
-
-    with Server(places[0], late), LazyPirateClient(places[0], timeout=0.3, attempts=100) as client:
-        reply = client.request(b"1")
-        assert reply.body != b"late"
-        assert reply.attempts >= 2
-        assert client.request(b"2").body.startswith(b"of attempt")
-
-
-@requirement("LPP-C-04")
-@pytest.mark.parametrize("kind", [LazyPirateClient, StarClient])
-def test_a_server_that_answers_three_times_confuses_nobody(
-    places: list[str], kind: type[LazyPirateClient | StarClient]
-) -> None:
-    """LPP-C-04."""
-    with Server(places[0], twice), kind([places[0]], timeout=LIMIT_S) as client:
-        bodies = [b"%d" % number for number in range(50)]
-        assert [reply.body for reply in client.map(bodies)] == bodies
-        assert [reply.body for reply in client.map(bodies, window=10)] == bodies
-
-
-def test_the_next_server_is_asked_when_one_dies_with_a_request(
-    places: list[str], pool: ThreadPoolExecutor
-) -> None:
-    got = threading.Event()
-
-    def take(sender: bytes, frames: Frames) -> list[tuple[bytes, Frames]]:
-        got.set()
-        return []
-
-    with Server(places[1], echo), Server(places[0], take) as first:
-        with LazyPirateClient(places[:2], timeout=LIMIT_S) as client:
-            waiting = pool.submit(client.request, b"x")
-            assert got.wait(LIMIT_S)
-            first.close()
-            reply = waiting.result(LIMIT_S)
-        assert (reply.endpoint, reply.attempts) == (places[1], 2)
-
-
 def test_a_server_that_is_restarted_is_found_again(places: list[str]) -> None:
     with LazyPirateClient(places[0], timeout=LIMIT_S) as client:
         for number in range(3):
             with Server(places[0], echo):
                 assert client.request(b"%d" % number).body == b"%d" % number
-
-
-# --- model 2 ------------------------------------------------------------------------------------------------
-
-
-@requirement("FL2-C-01")
-@requirement("FL2-C-02")
-def test_the_first_of_all_replies_wins_and_the_others_vanish(places: list[str]) -> None:
-    """FL2-C-01, FL2-C-02: one server is dead, one answers three times, one is a plain REP's echo."""
-    with (
-        Server(places[0], twice),
-        Server(places[1], echo),
-        Freelance(places, model=2, timeout=LIMIT_S) as client,
-    ):
-        bodies = [b"%d" % number for number in range(200)]
-        assert [reply.body for reply in client.map(bodies)] == bodies
-
-
-def test_a_shotgun_needs_one_live_server_only(places: list[str]) -> None:
-    with Freelance(places, model=2, timeout=LIMIT_S) as client:
-        with Server(places[0], mute), Server(places[1], echo):
-            assert client.request(b"a").endpoint == places[1]
-        with Server(places[2], echo):
-            assert client.request(b"b").endpoint == places[2]
 
 
 # --- model 3 ------------------------------------------------------------------------------------------------
@@ -240,18 +162,6 @@ def test_a_client_of_model_3_is_a_router_without_an_identity() -> None:
         assert server.properties.get(b"Identity", b"") == b""
         with pytest.raises(NoActiveNodeError):
             client.request(b"x")
-
-
-@requirement("FLP-R-03")
-def test_pongs_out_of_place_and_second_replies_change_nothing(places: list[str]) -> None:
-    """FLP-R-03."""
-
-    def noisy(sender: bytes, frames: Frames) -> list[tuple[bytes, Frames]]:
-        return [(sender, [b"PONG"]), *twice(sender, frames), (sender, [b"PONG"]), (sender, [b"0", b"old"])]
-
-    with Server(places[0], noisy, identity=places[0]), Freelance(places, timeout=LIMIT_S) as client:
-        bodies = [b"%d" % number for number in range(200)]
-        assert [reply.body for reply in client.map(bodies)] == bodies
 
 
 def test_a_server_with_another_identity_cannot_be_asked_and_the_error_says_so(

@@ -33,17 +33,7 @@ from bstar.wire import native
 from bstar.wire.limits import FRAMES_MAX
 from bstar.wire.messages import ErrorCode, Ping, Request
 from bstar.wire.native_broker import CODEC
-from bstar_client import (
-    ActiveFound,
-    Ask,
-    CallFailed,
-    Disconnected,
-    Event,
-    FailedOver,
-    HAClient,
-    Reply,
-    node_states,
-)
+from bstar_client import ActiveFound, Ask, CallFailed, Event, FailedOver, HAClient, Reply, node_states
 from bstar_client.core.calls import Call
 from support.blocking import Blocking
 from support.scripted import PASSIVE, WAIT_S, ScriptedBroker, final, partial, status
@@ -125,14 +115,6 @@ def test_many_threads_share_a_client_and_get_their_own_replies(client: HAClient)
         thread.join(WAIT_S)
         assert not thread.is_alive()
     assert wrong == []
-
-
-def test_a_handlers_error_reaches_the_caller(client: HAClient, broker: ScriptedBroker) -> None:
-    broker.on_request = lambda request: [
-        CODEC.failure(request, 1, ErrorCode.HANDLER_FAILED, b"ValueError: no")
-    ]
-    with pytest.raises(HandlerError, match="ValueError: no"):
-        client.request("echo", b"")
 
 
 def test_without_any_broker_a_call_ends_at_its_deadline_and_says_what_was_tried(kind: type[HAClient]) -> None:
@@ -229,13 +211,6 @@ def test_a_node_that_hangs_is_left_after_the_silence_limit(kind: type[HAClient])
         client.request("echo", b"")
         backup.is_promoted_by_votes = True
         primary.is_paused = True
-        assert client.request("echo", b"x").endpoint == backup.endpoint
-
-
-def test_the_first_connect_fails_over(kind: type[HAClient]) -> None:
-    with ScriptedBroker() as gone:
-        endpoint = gone.endpoint
-    with ScriptedBroker() as backup, kind([endpoint, backup.endpoint], timeout=WAIT_S) as client:
         assert client.request("echo", b"x").endpoint == backup.endpoint
 
 
@@ -632,29 +607,3 @@ def test_a_plain_client_is_a_dealer_that_puts_no_frame_before_the_header(
         assert [frames[1:] for frames in broker.frames] == [[b"MDPC02", b"\x01", b"echo", b"hi"]]
         assert [r.is_final for r in client.stream("echo", b"hi")] == [False, True]
         assert [r.body for r in client.map("echo", [b"a", b"b", b"c"])] == [b"a", b"b", b"c"]
-
-
-def test_a_plain_client_resends_on_a_new_socket(kind: type[HAClient]) -> None:
-    events: list[Event] = []
-    with (
-        ScriptedBroker() as dead,
-        ScriptedBroker() as alive,
-        kind(
-            [dead.endpoint, alive.endpoint],
-            dialect="mdp02",
-            attempt_timeout_s=0.2,
-            settle_delay_s=0.1,
-            timeout=WAIT_S,
-            on_event=events.append,
-        ) as client,
-    ):
-        dead.on_frames = lambda frames: []
-        alive.on_frames = lambda frames: []
-        asking = threading.Thread(target=client.request, args=("echo", b"hi"))
-        asking.start()
-        dead.wait_for(lambda: len({frames[0] for frames in dead.frames}) >= 2)
-        alive.on_frames = mdp_echo
-        asking.join(WAIT_S)
-        assert not asking.is_alive()
-        assert client.active == alive.endpoint
-        assert not [event for event in events if isinstance(event, Disconnected)]

@@ -188,16 +188,6 @@ def test_a_handler_decides_what_becomes_of_its_request(pair: BrokerPair) -> None
     assert attempts == {b"slow": [1, 2, 3], b"bad": [1, 2, 3, 4] * 2}
 
 
-def test_a_key_names_one_request(pair: BrokerPair) -> None:
-    with HAClient(pair.endpoints, timeout=LIMIT_S) as client:
-        first, again = (client.submit("price", b"x", key="order 1") for _ in range(2))
-        assert first == again
-        with pytest.raises(RejectedError, match="another service, body, owner or schedule"):
-            client.submit("price", b"y", key="order 1")
-        assert client.cancel(first).state == "cancelled"
-        assert client.result(client.submit("price", b"late", delay=3_600), wait=0.1) is None
-
-
 @pytest.mark.parametrize("has_failover", [False, True])
 def test_requests_of_a_service_begin_in_the_order_of_their_submission(
     pair: BrokerPair, has_failover: bool

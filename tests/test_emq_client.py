@@ -17,7 +17,6 @@ from bstar.errors import (
     ConfigurationError,
     LocalProtocolError,
     NoActiveNodeError,
-    OutcomeUnknownError,
 )
 from bstar.security import Security, ServerSecurity, new_key
 from bstar.wire import emq
@@ -94,28 +93,6 @@ def test_a_schedule_needs_the_published_wire() -> None:
         EmqClient(["tcp://127.0.0.1:9"], wire="both")
 
 
-def test_an_idempotent_call_is_sent_again_when_its_connection_breaks() -> None:
-    first, second = PublishedRouter(), PublishedRouter(forwards_results=True)
-    caught: list[object] = []
-    endpoints = [first.frontend, second.frontend]
-    with first, second, managed(second), EmqClient(endpoints, timing=QUICK) as client:
-        thread = threading.Thread(target=lambda: caught.append(client.call("default", JOB, idempotent=True)))
-        thread.start()
-        first.wait_until(lambda: first.heard)
-        first.close()
-        thread.join()
-    assert caught == [3]
-
-
-def test_the_published_router_forwards_no_result_and_the_call_ends_in_time() -> None:
-    with PublishedRouter() as router, managed(router), EmqClient([router.frontend]) as client:
-        # Now there is a connection.
-        client.send("default", JOB)
-        with pytest.raises(CallTimeoutError, match="forwards no results") as caught:
-            client.call("default", JOB, timeout_s=2.0)
-        assert caught.value.may_have_executed
-
-
 @pytest.mark.requirement("EMQ-R-08")
 @pytest.mark.requirement("EMQ-R-01")
 def test_a_job_is_sent_whether_a_worker_is_there_or_not() -> None:
@@ -156,33 +133,6 @@ def test_it_goes_to_the_next_router_when_one_is_gone() -> None:
         first.close()
         assert client.call("default", JOB, Headers(guarantee=True)) == 3
         assert client.counts["connections"] >= 2
-
-
-def test_a_call_whose_connection_breaks_has_an_unknown_outcome() -> None:
-    with PublishedRouter() as router, EmqClient([router.frontend], timing=QUICK) as client:
-        caught: list[BaseException] = []
-
-        def call() -> None:
-            try:
-                client.call("default", JOB)
-            except OutcomeUnknownError as error:
-                caught.append(error)
-
-        thread = threading.Thread(target=call)
-        thread.start()
-        router.wait_until(lambda: router.heard)
-        router.close()
-        thread.join()
-        assert len(caught) == 1
-
-
-def test_a_farewell_sends_the_client_and_its_request_to_the_other_node() -> None:
-    """As the passive node of a pair answers."""
-    with PublishedRouter() as passive, PublishedRouter(forwards_results=True) as active, managed(active):
-        passive.dismisses_clients = True
-        with EmqClient([passive.frontend, active.frontend], timing=QUICK) as client:
-            assert client.call("default", JOB) == 3
-            assert passive.of(emq.Request)[0].msgid == active.of(emq.Request)[0].msgid
 
 
 def test_what_was_sent_just_before_the_end_goes_to_the_other_node_too() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
 from bstar.errors import ConfigurationError
@@ -72,15 +71,6 @@ def test_inform_ack_heartbeat_and_then_ready_for_each_process() -> None:
         identities = {sender for sender, _ in router.heard}
         assert len(identities) == 1
         assert len(identities.pop().decode("ascii")) == 36
-
-
-def test_without_a_heartbeat_there_is_no_ready() -> None:
-    with PublishedRouter(beats=False) as router, running(router.backend):
-        # Its own heartbeats show that it is registered.
-        router.wait_until(lambda: len(router.of(emq.Heartbeat)) > 2)
-        assert router.of(emq.Ready) == []
-        router.beats = True
-        router.wait_until(lambda: router.of(emq.Ready))
 
 
 def test_results_exceptions_and_what_is_not_json() -> None:
@@ -210,14 +200,6 @@ def test_a_router_that_is_gone_is_replaced_by_the_next_one() -> None:
         assert value_of(first, call("add", 3)) == 3
         informs = [sender for sender, message in first.heard if isinstance(message, emq.Inform)]
         assert len(set(informs)) == 2
-
-
-def test_a_silent_router_is_left() -> None:
-    timing = msgspec.structs.replace(TIMING, silence_s=0.3)
-    with PublishedRouter(beats=False) as silent, PublishedRouter() as other:
-        with running(silent.backend, other.backend, timing=timing):
-            assert value_of(other, call("add", 1)) == 1
-        assert len(silent.of(emq.Inform)) >= 1
 
 
 @pytest.mark.requirement("EMQ-R-05")

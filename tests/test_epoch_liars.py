@@ -52,13 +52,7 @@ def _restart(*nodes: Broker) -> None:
         node.wait_for("answers", lambda _: True)
 
 
-RESTARTS: tuple[tuple[str, ...], ...] = (
-    (),
-    ("primary",),
-    ("backup",),
-    ("primary", "backup"),
-    ("backup", "primary"),
-)
+RESTARTS: tuple[tuple[str, ...], ...] = ((), ("primary",), ("backup", "primary"))
 
 
 @pytest.mark.parametrize("lie", [_client_lies, _worker_lies])
@@ -97,28 +91,6 @@ def test_a_damaged_epoch_file_locks_nobody_out_whichever_node_serves_next() -> N
         load.wait_for_replies()
         assert pair.backup.state().pair.epoch < 100
         _restart(pair.primary)
-        pair.backup.kill()
-        load.wait_for_replies()
-        assert load.failed == []
-
-
-def test_a_pair_whose_nodes_remember_epochs_that_are_worlds_apart_serves_in_every_order() -> None:
-    with standing_pair() as pair, pair.load() as load:
-        load.wait_for_replies()
-        for node in pair.nodes:
-            node.stop()
-        stored = Path(pair.backup.config_path.parent, "backup-state", "epoch")
-        stored.write_text(f"{2**61}\n")
-        # The backup alone may not serve; it does when the primary, which remembers little, has been heard.
-        pair.primary.start()
-        pair.primary.wait_for_silence()
-        load.wait_for_replies()
-        pair.backup.start()
-        pair.backup.wait_for_state("PASSIVE")
-        pair.primary.kill()
-        load.wait_for_replies()
-        pair.primary.start()
-        pair.primary.wait_for_state("PASSIVE")
         pair.backup.kill()
         load.wait_for_replies()
         assert load.failed == []

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pytest
 
 from bstar import records
-from bstar.errors import ConfigurationError, LocalProtocolError, NoActiveNodeError
+from bstar.errors import ConfigurationError, LocalProtocolError
 from bstar.fleet import Fleet
 from bstar.journal import SegmentName
 from bstar_client import (
@@ -25,7 +25,6 @@ from bstar_client import (
     AsyncHAClient,
     AsyncWorker,
     CallFailed,
-    Connected,
     Event,
     FailedOver,
     HAClient,
@@ -145,19 +144,6 @@ def test_workers_are_where_clients_ask(stand: Stand) -> None:
             _ = client.active
 
 
-def test_a_client_connects_to_the_pairs_alone_whose_services_it_calls(stand: Stand) -> None:
-    events: list[Event] = []
-    with workers_of(stand), HAClient(stand.nodes, timeout=LIMIT_S, on_event=events.append) as client:
-        for service in stand.services_of("east"):
-            client.request(service, b"x")
-        assert {event.endpoint for event in events if isinstance(event, Connected)} <= set(
-            stand.nodes["east"]
-        )
-        assert client.actives == {"east": stand.nodes["east"][0], "west": None}
-        client.services()
-        assert client.actives == {pair: nodes[0] for pair, nodes in stand.nodes.items()}
-
-
 def named_by(service: str, body: bytes) -> bytes:
     return service.encode() + b":" + body
 
@@ -214,26 +200,6 @@ def test_the_asyncio_twins_agree_with_them(stand: Stand) -> None:
             await worker.close()
 
     run(work())
-
-
-def test_a_pin_moves_client_and_worker_alike(stand: Stand) -> None:
-    service = stand.services_of("east")[0]
-    pins = {service: "west"}
-    seen = Registrations()
-    with (
-        Worker(stand.nodes, service, named, pins=pins, hooks=seen),
-        HAClient(stand.nodes, pins=pins, timeout=LIMIT_S) as client,
-    ):
-        assert client.request(service, b"x").endpoint == stand.nodes["west"][0]
-        seen.wait_for_both_nodes(1)
-        assert seen.endpoints == {service.encode(): set(stand.nodes["west"])}
-
-
-def test_a_fleet_may_come_without_names_in_any_order(stand: Stand) -> None:
-    listed = list(stand.nodes.values())
-    turned = [list(reversed(nodes)) for nodes in reversed(listed)]
-    with Worker(listed, "unnamed", named), HAClient(turned, timeout=LIMIT_S) as client:
-        assert client.request("unnamed", b"x").body == b"unnamed:x"
 
 
 def test_the_journals_of_a_client_and_a_worker_bear_the_names_of_their_pairs(
@@ -432,44 +398,3 @@ def test_a_failover_of_one_pair_is_not_noticed_at_the_other(tmp_path: Path) -> N
     ]
     assert {(reply.attempts, reply.endpoint) for reply in replies[spared]} == {(1, stand.nodes["west"][0])}
     assert {reply.body for reply in replies[hit]} == {named_by(hit, b"x")}
-
-
-def test_a_pair_that_is_gone_takes_only_its_own_services_along(tmp_path: Path) -> None:
-    with two_pairs(tmp_path) as stand, workers_of(stand), HAClient(stand.nodes, timeout=LIMIT_S) as client:
-        lost, kept = stand.services_of("east")[0], stand.services_of("west")[0]
-        assert client.request(lost, b"x").attempts == 1
-        for node in stand.brokers["east"]:
-            node.kill()
-        with pytest.raises(NoActiveNodeError):
-            client.request(lost, b"x", timeout=1.0)
-        assert client.request(kept, b"x").attempts == 1
-        asks = [Ask(b"x", timeout=1.0, service=lost), Ask(b"x", service=kept)] * 3
-        outcomes = list(client.map("unused", asks, errors="return"))
-        assert [type(outcome) for outcome in outcomes] == [CallFailed, Reply] * 3
-        wait_until(lambda: client.actives == {"east": None, "west": stand.nodes["west"][0]}, "who serves")
-        with pytest.raises(NoActiveNodeError):
-            client.services(timeout=1.0)
-
-
-def test_the_asyncio_client_sees_a_failover_of_one_pair_only_there(tmp_path: Path) -> None:
-    events: list[Event] = []
-
-    async def work(stand: Stand) -> None:
-        hit, spared = stand.services_of("east")[0], stand.services_of("west")[0]
-        victim, heir = stand.brokers["east"]
-        async with AsyncHAClient(stand.nodes, timeout=LIMIT_S, on_event=events.append) as client:
-            assert (await client.request(hit, b"x")).endpoint == victim.endpoint
-            assert (await client.request(spared, b"x")).attempts == 1
-            await asyncio.to_thread(victim.kill)
-            tasks = [client.request(service, b"x") for service in (hit, spared) * 20]
-            replies = await asyncio.gather(*tasks)
-            assert {reply.endpoint for reply in replies[::2]} == {heir.endpoint}
-            assert {(reply.endpoint, reply.attempts) for reply in replies[1::2]} == {
-                (stand.nodes["west"][0], 1)
-            }
-
-    with two_pairs(tmp_path) as stand, workers_of(stand):
-        run(work(stand))
-        assert [event.from_endpoint for event in events if isinstance(event, FailedOver)] == [
-            stand.nodes["east"][0]
-        ]

@@ -253,9 +253,11 @@ def test_a_reply_of_another_header_or_service_is_ignored_and_the_wait_goes_on(de
     desk.hear(0, b"MDPC02", b"\x04", b"echo", b"x")
     desk.hear(0, b"MDPC02", b"\x03", b"echo")
     desk.hear(0, b"")
+    desk.hear(0, b"MDPC02", b"\x03")
+    desk.hear(0, b"\xb5\x01" + bytes(39))
     desk.hear(0, b"MDPC02", b"\x03", b"other", b"x")
     assert desk.replies == []
-    assert desk.session.counters.messages_invalid == 4
+    assert desk.session.counters.messages_invalid == 6
     assert desk.session.counters.replies_unmatched == 1
     desk.final(0)
     assert len(desk.replies) == 1

@@ -152,11 +152,13 @@ def test_replies_have_exactly_one_address_and_one_empty_frame(bench: Bench) -> N
 
 
 @pytest.mark.requirement("MDP2-W-09")
+@pytest.mark.requirement("MDP2-W-10")
 def test_no_heartbeats_are_sent_while_other_commands_flow(bench: Bench) -> None:
     for _ in range(10):
         bench.take(bench.core.finished(bench.request(), [b"done"], bench.now))
         bench.wait(0.9)
     assert HEARTBEAT not in bench.sent()
+    assert Close(0) not in bench.log, "any message of the broker is a sign of life"
     bench.wait(0.2)
     assert bench.sent()[-1] == HEARTBEAT
 
@@ -199,7 +201,8 @@ def test_malformed_commands_are_dropped(bench: Bench) -> None:
         [b"MDPW02", b"\x09"],
         [b"MDPW01", b"\x05"],
         [b"", b"MDPW02", b"\x05"],
+        [b"\xb5\x01" + bytes(39)],
     ):
         bench.hear(*frames)
-    assert bench.core.counters.messages_invalid == 11
+    assert bench.core.counters.messages_invalid == 12
     assert bench.sent() == [READY]

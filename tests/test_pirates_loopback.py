@@ -8,14 +8,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import zmq
 
-from bstar.wire.pirate import READY
 from bstar_broker.core.snapshot import FrontState, NodeState
 from bstar_client import HAClient, Worker
 from support.brokers import Broker, BrokerPair
 from support.pirate_sockets import LazyPirate, ParanoidWorkerThread, SimpleWorkerThread
-from support.waiting import LIMIT_S, receive
+from support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.loopback
 
@@ -63,59 +61,6 @@ def test_the_end_of_a_connection_is_the_end_of_a_worker(pair: BrokerPair) -> Non
         wait_for_workers(pair.primary, simple=0, paranoid=1)
         paranoid.stop()
         wait_for_workers(pair.primary, paranoid=0)
-
-
-def test_what_a_worker_holds_goes_on_when_its_connection_ends(tmp_path: Path) -> None:
-    """No timeout passes: a busy worker may be silent for longer than this test waits."""
-    replies: list[list[bytes]] = []
-    settings = {"timing.busy_timeout_s": 600.0}
-    with ExitStack() as stack:
-        pair = stack.enter_context(BrokerPair(tmp_path, doors=(CLIENTS, WORKERS), settings=settings))
-        pair.start()
-        client = stack.enter_context(LazyPirate(pair.doors(CLIENTS), timeout_s=LIMIT_S))
-        context = stack.enter_context(zmq.Context())
-        worker = stack.enter_context(context.socket(zmq.REQ))
-        worker.linger = 0
-        worker.connect(pair.doors(WORKERS)[0])
-        worker.send(READY)
-        asking = threading.Thread(target=lambda: replies.append(client.ask(b"x")))
-        asking.start()
-        assert receive(worker)[2:] == [b"x"]
-        stack.enter_context(ParanoidWorkerThread(pair.doors(WORKERS)[0]))
-        wait_for_workers(pair.primary, simple=1, paranoid=1)
-        worker.close()
-        asking.join(LIMIT_S)
-        assert replies == [[b"x"]]
-        wait_for_workers(pair.primary, simple=0, paranoid=1)
-
-
-def test_a_simple_worker_that_kept_a_request_for_too_long_is_ready_again(pair: BrokerPair) -> None:
-    """Its late reply reaches nobody, and it gets the next request."""
-    primary = pair.doors(WORKERS)[0]
-    has_begun, may_end = threading.Event(), threading.Event()
-
-    def hold(body: list[bytes]) -> list[bytes]:
-        has_begun.set()
-        may_end.wait(LIMIT_S)
-        return [b"by the slow one"]
-
-    with ExitStack() as stack:
-        client = stack.enter_context(LazyPirate(pair.doors(CLIENTS), timeout_s=LIMIT_S))
-        stack.callback(may_end.set)
-        slow = stack.enter_context(SimpleWorkerThread(primary, hold))
-        other = stack.enter_context(ParanoidWorkerThread(primary))
-        wait_for_workers(pair.primary, simple=1, paranoid=1)
-        # The slow one gets one of two, and the other one answers both.
-        for body in (b"1", b"2"):
-            assert client.ask(body) == [body]
-        assert has_begun.is_set()
-        wait_for_workers(pair.primary, simple=0, paranoid=1)
-        may_end.set()
-        wait_for_workers(pair.primary, simple=1, paranoid=1)
-        other.stop()
-        wait_for_workers(pair.primary, simple=1, paranoid=0)
-        assert client.ask(b"3") == [b"by the slow one"]
-        slow.stop()
 
 
 def test_all_dialects_share_the_service(pair: BrokerPair) -> None:

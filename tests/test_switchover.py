@@ -66,11 +66,10 @@ def longest_wait_s(load: Load) -> float:
 
 
 @pytest.mark.loopback
-@pytest.mark.parametrize("count", [10, pytest.param(50, marks=pytest.mark.storm)])
-def test_switchovers_under_load_lose_no_call(count: int) -> None:
+def test_switchovers_under_load_lose_no_call() -> None:
     with standing_pair(replace(QUICK, drain_timeout_s=30.0)) as pair, pair.load() as load:
         load.wait_for_replies()
-        for number in range(count):
+        for number in range(10):
             here, there = ("primary", "backup") if number % 2 == 0 else ("backup", "primary")
             getattr(pair, there).wait_for("stands by", lambda state: state.readiness.is_ready)
             status, text = switch_over(pair, here, "--to", there)
@@ -80,9 +79,7 @@ def test_switchovers_under_load_lose_no_call(count: int) -> None:
         load.verify()
         load.verify_epochs()
         assert pair.repeated() == []
-        print(
-            f"{count} switchovers: {len(load.answered)} calls, 0 failed, longest {longest_wait_s(load):.3f} s"
-        )
+        print(f"10 switchovers: {len(load.answered)} calls, 0 failed, longest {longest_wait_s(load):.3f} s")
 
 
 @pytest.mark.loopback

@@ -12,17 +12,7 @@ import pytest
 
 from bstar.errors import ClosedError, ConfigurationError, LocalProtocolError, WorkerError
 from bstar.wire import native, native_broker
-from bstar.wire.messages import (
-    Disconnect,
-    ErrorCode,
-    Failure,
-    Final,
-    Heartbeat,
-    Partial,
-    Ready,
-    Reason,
-    StaleEpoch,
-)
+from bstar.wire.messages import Disconnect, ErrorCode, Failure, Final, Heartbeat, Partial, Ready
 from bstar_client import ReplyMemory, Request, Worker, WorkerHooks
 from support.scripted import WAIT_S, ScriptedBroker
 from support.work import asked
@@ -131,33 +121,6 @@ def test_a_generator_faster_than_the_network_loses_nothing(broker: ScriptedBroke
     assert parts == [b"%d" % number for number in range(5_000)]
 
 
-@pytest.mark.parametrize("answer", ["text", [], 5, [1]])
-def test_what_is_no_reply_is_the_handlers_failure(broker: ScriptedBroker, answer: object) -> None:
-    with Worker(broker.endpoint, "echo", lambda request: answer):  # type: ignore[arg-type, return-value]
-        dispatch(broker)
-        broker.wait_for(lambda: len(failures(broker)) == 1)
-    assert failures(broker)[0][0] == ErrorCode.HANDLER_FAILED
-
-
-def test_a_handler_that_raises_is_told_and_the_worker_lives_on(
-    broker: ScriptedBroker, caplog: pytest.LogCaptureFixture
-) -> None:
-    def pick(request: Request) -> bytes:
-        if request.body == b"bad":
-            raise ValueError("no such thing")
-        return request.body
-
-    with Worker(broker.endpoint, "echo", pick) as worker:
-        dispatch(broker, b"bad")
-        broker.wait_for(
-            lambda: failures(broker) == [(ErrorCode.HANDLER_FAILED, b"ValueError: no such thing")]
-        )
-        dispatch(broker, b"good", 2)
-        broker.wait_for(lambda: finals(broker) == [[b"good"]])
-        assert worker.counters.failed == 1
-    assert "no such thing" in caplog.text
-
-
 def test_a_worker_that_keeps_its_replies_executes_a_repetition_once(broker: ScriptedBroker) -> None:
     """The same request twice at once, and again later; another one; one that fails; one with partials."""
     executed: list[bytes] = []
@@ -234,30 +197,6 @@ def test_it_registers_with_both_nodes_and_again_with_one_that_restarts(broker: S
         broker.wait_for(lambda: finals(broker) == [[b"one"], [b"two"]])
 
 
-@pytest.mark.requirement("MDP2-W-06")
-def test_after_disconnect_it_comes_back_on_a_new_socket(broker: ScriptedBroker) -> None:
-    with Worker(broker.endpoint, "echo", echo, backoff_min_s=0.01):
-        first = worker_of(broker)
-        broker.send(native_broker.CODEC.disconnect(first, (), Reason.UNKNOWN, 1))
-        broker.wait_for(lambda: len(broker.received(Ready)) == 2)
-        assert worker_of(broker) != first
-
-
-def test_a_stale_node_cannot_have_work_done(broker: ScriptedBroker) -> None:
-    begun: list[bytes] = []
-
-    def note(request: Request) -> bytes:
-        begun.append(request.body)
-        return b""
-
-    with ScriptedBroker() as newer, Worker([broker.endpoint, newer.endpoint], "echo", note):
-        dispatch(newer, b"new", 1, epoch=2)
-        newer.wait_for(lambda: len(finals(newer)) == 1)
-        dispatch(broker, b"old", 2, epoch=1)
-        broker.wait_for(lambda: len(broker.received(StaleEpoch)) == 1)
-    assert begun == [b"new"]
-
-
 def test_handlers_that_never_come_back_end_the_worker(broker: ScriptedBroker) -> None:
     go_on = threading.Event()
     stuck: list[bytes] = []
@@ -317,12 +256,6 @@ def test_hooks_see_the_life_of_a_worker_and_may_fail(
 
 
 # --- leaving ------------------------------------------------------------------------------------------------
-
-
-def test_closing_says_goodbye(broker: ScriptedBroker) -> None:
-    with Worker(broker.endpoint, "echo", echo):
-        worker_of(broker)
-    broker.wait_for(lambda: len(broker.received(Disconnect)) == 1)
 
 
 def test_closing_finishes_what_runs(broker: ScriptedBroker) -> None:
