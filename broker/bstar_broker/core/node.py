@@ -152,7 +152,7 @@ class Node:
                 outputs = self.receive_message(message, now, user_id)
         if before:
             outputs = before + outputs
-        return outputs if self.store is None else self._settled(outputs, now)
+        return self._settled(outputs, now)
 
     def receive_message(self, message: FromPeer, now: float, user_id: str) -> list[Output]:
         """Handle a message of a client or worker, of any dialect, within another input."""
