@@ -317,24 +317,6 @@ def test_the_shrinker_leaves_only_faults_that_it_takes(monkeypatch: pytest.Monke
 # --- named scenarios ----------------------------------------------------------------------------------------
 
 
-def test_a_killed_primary_is_followed_by_the_backup_and_stays_passive_when_it_returns() -> None:
-    simulation = pair()
-    befall(simulation, Kind.CRASH, "primary", 3.0)
-    simulation.run_for(1.0)
-    assert simulation.checks.serving() == [simulation.backup]
-    simulation.run_for(4.0)
-    assert simulation.checks.serving() == [simulation.backup]
-    simulation.finish()
-
-
-def test_a_cut_peer_link_without_clients_on_both_sides_moves_nothing() -> None:
-    simulation = pair()
-    befall(simulation, Kind.PEER_CUT, "primary", 10.0)
-    simulation.run_for(11.0)
-    assert simulation.checks.counts["activations"] == 1
-    simulation.finish()
-
-
 def test_two_serve_while_the_peer_link_is_cut_but_shared_workers_obey_one() -> None:
     """The bare pair cannot hold (a) here; (b) holds, and the workers tell the lower one of the higher."""
     # Each side's client asks its node back into service again and again; with this seed the backup is last.
@@ -387,19 +369,6 @@ def test_where_both_end_when_both_were_active_their_supervisors_bring_the_pair_b
     heal()
     assert [node.runs for node in simulation.nodes] == [2, 2]
     assert len(simulation.checks.serving()) == 1
-    simulation.finish()
-
-
-def test_a_pair_that_lost_its_memory_climbs_above_what_workers_remember() -> None:
-    simulation = pair(is_durable=False)
-    befall(simulation, Kind.CRASH, "primary", 1.0)
-    simulation.run_for(3.0)
-    remembered = max(worker.core.epoch for worker in native_workers(simulation))
-    for node in ("primary", "backup"):
-        befall(simulation, Kind.CRASH, node, 1.0)
-    simulation.run_for(6.0)
-    (serving,) = simulation.checks.serving()
-    assert serving.node.machine.epoch > remembered
     simulation.finish()
 
 
@@ -572,17 +541,6 @@ def test_a_build_whose_clients_miss_no_parts_is_caught(monkeypatch: pytest.Monke
 
     with pytest.raises(Violation, match=r"\(c\)"):
         runs()
-
-
-def test_a_stalled_node_gives_out_nothing_when_it_goes_on() -> None:
-    simulation = pair()
-    befall(simulation, Kind.STALL, "primary", 2.0)
-    simulation.run_for(1.9)
-    assert simulation.checks.serving() == [simulation.backup]
-    simulation.run_for(0.2)
-    assert simulation.checks.serving() == [simulation.backup]
-    assert simulation.primary.node.machine.counters.stalls == 1
-    simulation.finish()
 
 
 PLAIN = (("client1", "mdp02"), ("client2", "mdp01"), ("client3", "mdp02"), ("client4", "mdp01"))

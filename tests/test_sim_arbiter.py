@@ -116,16 +116,6 @@ def test_nothing_happens_when_the_arbiter_is_away(kind: Kind) -> None:
     simulation.finish()
 
 
-def test_the_peer_alone_takes_over_with_the_arbiter() -> None:
-    simulation = pair()
-    befall(simulation, Kind.CRASH, "primary", 3.0)
-    simulation.run_for(1.5)
-    assert simulation.checks.serving() == [simulation.backup]
-    simulation.run_for(4.0)
-    assert simulation.checks.serving() == [simulation.backup]
-    simulation.finish()
-
-
 def test_without_arbiter_and_without_peer_nobody_serves_until_one_of_them_is_back() -> None:
     """What it costs: two of three must be there."""
     for back in ("arbiter", "primary"):
@@ -159,18 +149,6 @@ def test_an_isolated_node_steps_down_before_the_other_serves(share: float) -> No
             changes.append(now)
     assert changes == ["primary", "", "backup"]
     simulation.run_for(9.0)
-    simulation.calm_down()
-    simulation.finish()
-
-
-def test_a_handover_needs_no_arbiter() -> None:
-    simulation = pair()
-    assert simulation.arbiter is not None
-    simulation.arbiter.die()
-    simulation.run_for(1.0)
-    simulation.primary.handover()
-    simulation.run_for(0.2)
-    assert simulation.checks.serving() == [simulation.backup]
     simulation.calm_down()
     simulation.finish()
 

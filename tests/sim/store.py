@@ -21,12 +21,11 @@ from bstar_broker.store.core import commands
 from bstar_broker.store.core.commands import Began, Fired
 from bstar_broker.store.core.durable import DurableStore
 from bstar_broker.store.core.entries import START, Entry, Position
-from bstar_broker.store.core.events import Applied, Due, DueFound, Find, Found, Opened, Search, Write, Written
-from bstar_broker.store.core.records import Wanted
+from bstar_broker.store.core.events import Opened, Write
 from bstar_broker.store.core.rules import apply
 from bstar_broker.store.core.settings import StoreSettings
 from support.memory_table import MemoryTable
-from support.solo_store import DAY_MS, PlayedReplica
+from support.solo_store import DAY_MS, PlayedDisk, PlayedReplica
 
 if TYPE_CHECKING:
     from bstar_broker.store.core.replica import Replica
@@ -205,8 +204,7 @@ class SimDisk:
         self._node = node
         self._log = log
         self._rng = world.rng(f"{node.name} store")
-        self._table = MemoryTable()
-        self._applied = 0
+        self._disk = PlayedDisk(log.entries)
         self._done_at = 0.0
 
     def make_store(self, broker: Broker) -> DurableStore:
@@ -223,7 +221,8 @@ class SimDisk:
 
     def open(self) -> None:
         """The run begins: read what is there."""
-        self._later([Opened(None, self._log.last, 1, self._applied, 0, [], self._table.totals, {b"work": 0})])
+        disk = self._disk
+        self._later([Opened(None, self._log.last, 1, disk.applied, 0, [], disk.table.totals, {b"work": 0})])
 
     def give(self, order: StoreOutput) -> None:
         """The node orders this."""
@@ -233,7 +232,7 @@ class SimDisk:
 
     def _perform(self, run: int, order: StoreOutput) -> None:
         if run == self._node.runs and self._node.is_alive:
-            self._tell(run, self._answers(order))
+            self._tell(run, self._disk.perform(order))
 
     def _later(self, heard: list[StoreInput]) -> None:
         run = self._node.runs
@@ -242,28 +241,3 @@ class SimDisk:
     def _tell(self, run: int, heard: list[StoreInput]) -> None:
         for given in heard:
             self._node.when_it_goes_on(partial(self._node.hear_store, run, given))
-
-    def _answers(self, order: StoreOutput) -> list[StoreInput]:
-        table = self._table
-        match order:
-            case Write():
-                heard: list[StoreInput] = []
-                while self._applied < min(order.apply_to, len(self._log.entries)):
-                    entry = self._log.entries[self._applied]
-                    self._applied += 1
-                    changes = apply(entry, commands.decode(entry.commands), table)
-                    heard.append(Applied(self._applied, changes, table.totals))
-                if order.entries:
-                    heard.append(Written(order.entries[-1].position, order.order))
-                return heard
-            case Find():
-                record = table.get(order.id)
-                return [Found(order.token, [] if record is None else [record])]
-            case Due():
-                found = table.due(order.service, order.now_ms, order.limit, order.octets, order.skip)
-                return [DueFound(order.service, *found)]
-            case Search():
-                wanted = Wanted(order.service, order.state, order.submitted_before_ms, order.owner)
-                records, has_more = table.page(order.after, wanted, order.limit, order.octets)
-                return [Found(order.token, records, has_more)]
-        raise AssertionError(f"no order of this disk: {order}")

@@ -117,7 +117,42 @@ class PlayedReplica:
         return None
 
 
-class SoloStore:
+class PlayedDisk:
+    """What a disk answers that has ``log``, and the table that its entries make. It may share the log."""
+
+    def __init__(self, log: list[Entry]) -> None:
+        self.log = log
+        self.table = MemoryTable()
+        self.applied = 0
+
+    def perform(self, order: StoreOutput) -> list[StoreInput]:
+        """Carry this order out."""
+        table = self.table
+        match order:
+            case Write():
+                heard: list[StoreInput] = []
+                while self.applied < min(order.apply_to, len(self.log)):
+                    entry = self.log[self.applied]
+                    self.applied += 1
+                    changes = apply(entry, commands.decode(entry.commands), table)
+                    heard.append(Applied(self.applied, changes, table.totals))
+                if order.entries:
+                    heard.append(Written(order.entries[-1].position, order.order))
+                return heard
+            case Find():
+                record = table.get(order.id)
+                return [Found(order.token, [] if record is None else [record])]
+            case Due():
+                found = table.due(order.service, order.now_ms, order.limit, order.octets, order.skip)
+                return [DueFound(order.service, *found)]
+            case Search():
+                wanted = Wanted(order.service, order.state, order.submitted_before_ms, order.owner)
+                records, has_more = table.page(order.after, wanted, order.limit, order.octets)
+                return [Found(order.token, records, has_more)]
+        raise AssertionError(f"no order of this disk: {order}")
+
+
+class SoloStore(PlayedDisk):
     """The node, its disk, and what it has sent. ``now`` and ``wall_ms`` move with ``wait``."""
 
     def __init__(
@@ -129,9 +164,7 @@ class SoloStore:
         self.now = 0.0
         # How far the wall clock is ahead of the node's own.
         self.skipped_ms = 0
-        self.table = MemoryTable()
-        self.log: list[Entry] = []
-        self.applied = 0
+        super().__init__([])
         self.is_held = False
         self.sent: list[list[bytes]] = []
         # What fronts have sent.
@@ -229,34 +262,10 @@ class SoloStore:
         """The disk carries its orders out."""
         self.is_held = False
         while self._waiting:
-            for given in self._perform(self._waiting.popleft()):
+            order = self._waiting.popleft()
+            self.log += order.entries if isinstance(order, Write) else ()
+            for given in self.perform(order):
                 self.carry_out(self.node.hear_store(given, self.now))
-
-    def _perform(self, order: StoreOutput) -> Sequence[StoreInput]:
-        table = self.table
-        match order:
-            case Write():
-                self.log += order.entries
-                heard: list[StoreInput] = []
-                while self.applied < min(order.apply_to, len(self.log)):
-                    entry = self.log[self.applied]
-                    self.applied += 1
-                    changes = apply(entry, commands.decode(entry.commands), table)
-                    heard.append(Applied(self.applied, changes, table.totals))
-                if order.entries:
-                    heard.append(Written(self.log[-1].position, order.order))
-                return heard
-            case Find():
-                record = table.get(order.id)
-                return [Found(order.token, [] if record is None else [record])]
-            case Due():
-                found = table.due(order.service, order.now_ms, order.limit, order.octets, order.skip)
-                return [DueFound(order.service, *found)]
-            case Search():
-                wanted = Wanted(order.service, order.state, order.submitted_before_ms, order.owner)
-                records, has_more = table.page(order.after, wanted, order.limit, order.octets)
-                return [Found(order.token, records, has_more)]
-        raise AssertionError(f"no order of this disk: {order}")
 
     # --- native clients and workers -------------------------------------------------------------------------
 
