@@ -1,4 +1,7 @@
-"""The broker core, sans-I/O: queues, dispatch, worker death, bounds, and what it tells whom."""
+"""The broker core, sans-I/O: queues, dispatch, worker death, bounds, and what it tells whom.
+
+test_conformance_mdp.py has what plain clients and workers see of it in the same virtual time.
+"""
 
 import json
 from hashlib import blake2b
@@ -25,19 +28,6 @@ def no_state(now: float) -> NodeState:
 # --- queue and dispatch -------------------------------------------------------------------------------------
 
 
-def test_a_request_goes_to_an_idle_worker_and_its_reply_to_the_client() -> None:
-    desk = Desk()
-    desk.ready02(b"w")
-    assert desk.request02(b"c", b"hi") == [[b"w", b"MDPW02", b"\x02", b"c", b"", b"hi"]]
-    assert desk.final02(b"w", b"c", b"ho") == [[b"c", b"MDPC02", b"\x03", b"echo", b"ho"]]
-
-
-def test_a_request_waits_for_a_worker() -> None:
-    desk = Desk()
-    assert desk.request02(b"c", b"hi") == []
-    assert desk.ready02(b"w") == [[b"w", b"MDPW02", b"\x02", b"c", b"", b"hi"]]
-
-
 @pytest.mark.requirement("BSN-B-26")
 def test_a_plain_request_is_not_tried_again() -> None:
     desk = Desk()
@@ -49,41 +39,6 @@ def test_a_plain_request_is_not_tried_again() -> None:
     assert (told[0], message.command, message.value) == (b"c", native.ERROR, ErrorCode.RETRY)
     assert message.body == [b"not yet"]
     assert desk.request(b"c", 1) != [], "it has ended: the same one is a new one"
-
-
-def test_the_worker_idle_longest_comes_first() -> None:
-    desk = Desk()
-    for worker in (b"w1", b"w2", b"w3"):
-        desk.ready02(worker)
-    desk.request02(b"c1")
-    desk.final02(b"w1", b"c1")
-    order = [desk.request02(client)[0][0] for client in (b"c2", b"c3", b"c4")]
-    assert order == [b"w2", b"w3", b"w1"]
-
-
-def test_a_single_request_is_not_delayed_by_another_clients_thousand() -> None:
-    desk = Desk()
-    for number in range(1000):
-        desk.request02(b"greedy", b"%d" % number)
-    desk.request02(b"quiet", b"mine")
-    served = [desk.ready02(b"w")[0][3]]
-    served.append(desk.final02(b"w", b"greedy")[-1][3])
-    assert served == [b"greedy", b"quiet"]
-
-
-def test_requests_of_one_client_keep_their_order() -> None:
-    desk = Desk()
-    for number in range(5):
-        desk.request02(b"c", b"%d" % number)
-    bodies = [desk.ready02(b"w")[0][5]]
-    bodies += [desk.final02(b"w", b"c")[-1][5] for _ in range(4)]
-    assert bodies == [b"0", b"1", b"2", b"3", b"4"]
-
-
-def test_services_do_not_share_workers() -> None:
-    desk = Desk()
-    desk.ready02(b"w", b"echo")
-    assert desk.request02(b"c", service=b"other") == []
 
 
 def test_a_worker_with_credit_gets_as_many_requests_and_no_more() -> None:
@@ -101,15 +56,6 @@ def test_credit_is_filled_evenly_over_workers() -> None:
     desk.ready(b"w1", credit=2)
     desk.ready(b"w2", credit=2)
     assert [desk.request(b"c", n)[0][0] for n in range(1, 5)] == [b"w1", b"w2", b"w1", b"w2"]
-
-
-def test_a_body_of_several_frames_passes_unchanged() -> None:
-    desk = Desk()
-    desk.ready02(b"w")
-    request = desk.send(b"c", b"MDPC02", b"\x01", b"echo", b"a", b"", b"b")
-    assert request == [[b"w", b"MDPW02", b"\x02", b"c", b"", b"a", b"", b"b"]]
-    reply = desk.send(b"w", b"MDPW02", b"\x04", b"c", b"", b"x", b"", b"y")
-    assert reply == [[b"c", b"MDPC02", b"\x03", b"echo", b"x", b"", b"y"]]
 
 
 # --- time ---------------------------------------------------------------------------------------------------
@@ -178,52 +124,6 @@ def test_a_heartbeat_that_crossed_the_request_proves_nothing() -> None:
     desk.send(b"w", *HEARTBEAT02)
     desk.wait(30)
     assert b"w" in desk.ledger.workers
-
-
-def test_a_silent_worker_is_forgotten_and_its_request_given_to_another() -> None:
-    desk = Desk(busy_timeout_s=7.5)
-    desk.ready02(b"w1")
-    desk.request02(b"c", b"hi")
-    frames = desk.wait(7.6)
-    assert all(frame[1:] == HEARTBEAT02 for frame in frames)
-    assert desk.ready02(b"w2") == [[b"w2", b"MDPW02", b"\x02", b"c", b"", b"hi"]]
-
-
-def test_a_worker_that_heartbeats_stays() -> None:
-    desk = Desk()
-    desk.ready02(b"w")
-    for _ in range(10):
-        desk.wait(2.5)
-        desk.send(b"w", *HEARTBEAT02)
-    assert desk.request02(b"c")[0][0] == b"w"
-
-
-def test_a_silent_worker_is_found_behind_a_live_one() -> None:
-    desk = Desk()
-    desk.ready02(b"alive", b"quiet-service")
-    desk.ready02(b"silent", b"echo")
-    for _ in range(4):
-        desk.wait(2.4)
-        desk.send(b"alive", *HEARTBEAT02)
-    assert desk.request02(b"c") == []
-
-
-def test_idle_and_busy_workers_get_heartbeats_at_their_interval() -> None:
-    desk = Desk(mdp_liveness=100)
-    desk.ready02(b"idle", b"a")
-    desk.ready02(b"busy", b"b")
-    desk.request02(b"c", service=b"b")
-    beats = [frames[0] for frames in desk.wait(25)]
-    assert beats.count(b"idle") == beats.count(b"busy") == 10
-
-
-def test_no_heartbeat_while_requests_flow() -> None:
-    desk = Desk(mdp_liveness=100)
-    desk.ready02(b"w")
-    for _ in range(20):
-        desk.request02(b"c")
-        desk.final02(b"w", b"c")
-        assert desk.wait(1) == []
 
 
 def test_native_workers_are_told_their_interval() -> None:
@@ -418,16 +318,6 @@ def test_a_worker_that_is_silent_while_its_broker_listens_is_dead_all_the_same()
     assert [frames[0] for frames in moved] == [b"w2"]
 
 
-def test_after_a_partial_a_dead_workers_request_is_not_run_again() -> None:
-    desk = Desk()
-    desk.ready02(b"w1")
-    desk.ready02(b"w2")
-    desk.request02(b"c")
-    assert desk.partial02(b"w1", b"c") == [[b"c", b"MDPC02", b"\x02", b"echo", b"part"]]
-    assert desk.send(b"w1", *DISCONNECT02) == []
-    assert desk.ledger.services[b"echo"].tally.lost == 1
-
-
 def test_a_native_client_hears_that_its_worker_died_after_a_partial() -> None:
     desk = Desk()
     desk.ready(b"w1")
@@ -436,24 +326,6 @@ def test_a_native_client_hears_that_its_worker_died_after_a_partial() -> None:
     desk.send(b"w1", *native.encode_partial(ident(1), 7, 0, [b"part"]))
     (frames,) = desk.send(b"w1", *native.encode_disconnect())
     assert (heard(frames).command, heard(frames).value) == (native.ERROR, ErrorCode.WORKER_LOST)
-
-
-def test_a_second_final_is_not_forwarded_and_ends_the_registration() -> None:
-    desk = Desk()
-    desk.ready02(b"w")
-    desk.request02(b"c")
-    desk.final02(b"w", b"c")
-    assert desk.final02(b"w", b"c") == [[b"w", *DISCONNECT02]]
-    assert desk.request02(b"c") == []
-
-
-def test_a_final_for_another_client_ends_the_registration_and_the_request_goes_on() -> None:
-    desk = Desk()
-    desk.ready02(b"w1")
-    desk.ready02(b"w2")
-    desk.request02(b"c")
-    frames = desk.final02(b"w1", b"somebody")
-    assert frames == [[b"w1", *DISCONNECT02], [b"w2", b"MDPW02", b"\x02", b"c", b"", b"hi"]]
 
 
 def test_a_worker_of_a_reserved_service_is_refused() -> None:
@@ -487,15 +359,6 @@ def test_an_unknown_worker_is_asked_to_register() -> None:
     assert heard(desk.send(b"n", *native.encode_heartbeat(1))[0]).value == Reason.UNKNOWN
     assert desk.ready02(b"w") == []
     assert desk.request02(b"c")[0][0] == b"w"
-
-
-def test_a_malformed_final_of_a_registered_worker_disconnects_it() -> None:
-    desk = Desk()
-    desk.ready02(b"w1")
-    desk.ready02(b"w2")
-    desk.request02(b"c")
-    frames = desk.send(b"w1", b"MDPW02", b"\x04", b"c")
-    assert frames == [[b"w1", *DISCONNECT02], [b"w2", b"MDPW02", b"\x02", b"c", b"", b"hi"]]
 
 
 def test_garbage_is_counted_and_leaves_no_trace() -> None:
@@ -639,25 +502,6 @@ def test_a_plain_client_hears_nothing_of_a_failed_handler() -> None:
     assert desk.request02(b"c")[0][0] == b"w"
 
 
-def test_partials_for_a_01_client_become_one_reply() -> None:
-    desk = Desk()
-    desk.ready02(b"w")
-    desk.request01(b"c")
-    assert desk.partial02(b"w", b"c", b"1") == []
-    assert desk.partial02(b"w", b"c", b"2") == []
-    assert desk.final02(b"w", b"c", b"3") == [[b"c", b"", b"MDPC01", b"echo", b"1", b"2", b"3"]]
-
-
-def test_held_partials_of_a_dead_worker_are_forgotten_and_the_request_runs_again() -> None:
-    desk = Desk()
-    desk.ready02(b"w1")
-    desk.ready02(b"w2")
-    desk.request01(b"c")
-    desk.partial02(b"w1", b"c", b"old")
-    assert desk.send(b"w1", *DISCONNECT02) == [[b"w2", b"MDPW02", b"\x02", b"c", b"", b"hi"]]
-    assert desk.final02(b"w2", b"c", b"new") == [[b"c", b"", b"MDPC01", b"echo", b"new"]]
-
-
 def test_too_many_held_partials_are_given_up_without_harm_to_the_worker() -> None:
     desk = Desk(partials_buffer_bytes_max=10)
     desk.ready02(b"w")
@@ -676,14 +520,6 @@ def test_held_partials_without_an_octet_are_bounded_as_well() -> None:
         desk.send(b"w", b"MDPW02", b"\x03", b"c", b"", *[b""] * 1_000)
     assert desk.final02(b"w", b"c") == []
     assert desk.ledger.drops["partials-overflow"] == 1
-
-
-def test_an_envelope_comes_back_as_it_was() -> None:
-    desk = Desk()
-    desk.ready01(b"w")
-    desk.send(b"c", b"\0\0\0\7", b"", b"MDPC01", b"echo", b"hi")
-    reply = desk.send(b"w", b"", b"MDPW01", b"\x03", b"c", b"", b"ho")
-    assert reply == [[b"c", b"\0\0\0\7", b"", b"MDPC01", b"echo", b"ho"]]
 
 
 # --- repetition ---------------------------------------------------------------------------------------------

@@ -708,7 +708,9 @@ def test_a_malformed_message_of_a_client_is_dropped(
 
 @pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
 @pytest.mark.parametrize(
-    "command", [[b"\x02", b"client", b"", b"body"], [b"\x08", b"what?"]], ids=["REQUEST", "08"]
+    "command",
+    [[b"\x02", b"client", b"", b"body"], [b"\x08", b"what?"], [b"\x01\x01"], [b""], []],
+    ids=["REQUEST", "08", "two-octets", "empty", "header-alone"],
 )
 @requirement("MDP1-B-05")
 @requirement("MDP2-B-05")

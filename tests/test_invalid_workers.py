@@ -36,18 +36,6 @@ def desk(version: str) -> Desk:
 
 @pytest.mark.parametrize("version", ["01", "02"])
 @pytest.mark.parametrize("word", WORDS)
-@requirement("MDP1-B-05")
-@requirement("MDP2-B-05")
-def test_an_invalid_command_ends_the_registration_and_frees_the_request(version: str, word: str) -> None:
-    it = desk(version)
-    disconnect, request = it.send(b"w", *HEADS[version], *WORDS[word])
-    assert disconnect == [b"w", *DISCONNECT[version]]
-    assert request[0] == b"v"
-    assert list(it.ledger.workers) == [b"v"]
-
-
-@pytest.mark.parametrize("version", ["01", "02"])
-@pytest.mark.parametrize("word", WORDS)
 @requirement("MDP1-B-04")
 @requirement("MDP2-B-04")
 def test_a_worker_that_was_sent_away_is_told_once(version: str, word: str) -> None:

@@ -103,33 +103,6 @@ def test_an_upgrade_of_one_node_after_the_other_loses_no_call() -> None:
 
 
 @pytest.mark.loopback
-def test_a_node_that_is_put_back_stands_by_again() -> None:
-    with standing_pair() as pair:
-        assert run_drain(pair, "primary")[0] == 0
-        pair.backup.wait_for("alone", lambda state: not state.pair.is_peer_fresh)
-        assert pair.primary.state().readiness.reason == "drained"
-        status, text = run_drain(pair, "primary", "--undo")
-        assert (status, "is back in the pair" in text) == (0, True), text
-        pair.primary.wait_for("stands by", lambda state: state.readiness.is_ready)
-        pair.backup.wait_for("not alone", lambda state: state.pair.is_peer_fresh)
-        assert switch_over(pair, "backup")[0] == 0
-
-
-@pytest.mark.loopback
-def test_a_switchover_is_refused_where_the_role_is_not_and_without_a_peer() -> None:
-    with standing_pair() as pair:
-        assert switch_over(pair, "primary", "--to", "primary") == (1, "refused: the primary serves already\n")
-        assert switch_over(pair, "backup") == (1, "refused: this node is PASSIVE: ask the active node\n")
-        pair.backup.kill()
-        pair.primary.wait_for_silence_of_peer()
-        assert switch_over(pair, "primary") == (1, "refused: the peer is silent: start it first\n")
-        assert pair.primary.state().pair.is_active
-        pair.primary.pause()
-        status, text = switch_over(pair, "primary")
-        assert (status, text.startswith("not known: no node answers at")) == (4, True), text
-
-
-@pytest.mark.loopback
 def test_the_role_stays_until_the_peers_store_is_in_sync_and_the_store_moves_with_it(tmp_path: Path) -> None:
     def has_two_copies(state: NodeState) -> bool:
         return state.store is not None and state.store.is_leading and state.store.copies == 2
