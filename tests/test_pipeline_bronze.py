@@ -148,7 +148,7 @@ def test_a_line_is_parsed_once_and_by_no_python(spark: SparkSession, folder: Pat
     from bstar_pipeline import journal_files
     from support.plans import plan_of
 
-    typed = module.typed(journal_files.lines(spark, [str(folder)]))
+    typed = module.typed(journal_files.lines_of(spark, journal_files.find_files(spark, [str(folder)])))
     plan = plan_of(module.records(typed).where("kind = 'request'").select("seq"))
     # Once as one of the common kinds, or once as any other: the conditions exclude one another.
     assert plan.count("from_json(") == 2
@@ -163,33 +163,6 @@ def test_what_sums_up_all_records_has_no_python_no_join_and_shuffles_only_sums(s
     assert len(re.findall(r"\(\d+\) Exchange", plan)) == 1
     assert plan.index("partial_sum") < plan.index("Arguments: hashpartitioning")
     assert not any(word in plan for word in ("PythonUDF", "Join", "Pandas"))
-
-
-def test_a_stream_reads_what_a_batch_reads_except_files_that_are_still_written(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    from bstar_pipeline import bronze as module
-    from bstar_pipeline import journal_files
-
-    run = history()
-    write(tmp_path / run.name(), [*run.lines(), b"torn"])
-    write(tmp_path / run.name(2, suffix=".ndjson.open"), run.lines())
-    typed = module.typed(journal_files.lines(spark, [str(tmp_path)], is_stream=True))
-    counts = typed.groupBy("topic", "rejection").count()
-    query = (
-        counts.writeStream.outputMode("complete")
-        .format("memory")
-        .queryName("of_bronze")
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-    rows = spark.table("of_bronze").collect()
-    assert {(row.topic, row.rejection): row["count"] for row in rows} == {
-        ("events", None): 3,
-        ("requests", None): 20,
-        ("rejected", "unreadable"): 1,
-    }
 
 
 @pytest.mark.parametrize("engine", ["local", "spark"])

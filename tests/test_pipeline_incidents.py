@@ -187,9 +187,8 @@ def test_spark_connect_comes_to_the_same_tables(
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["session"].startswith("pyspark.sql.connect.")
     assert told["requests"] == found.requests
-    for name, table in TABLES.items():
-        if table.layer != "stream":
-            assert sorted_rows(root, name) == sorted_rows(found.root, name), name
+    for name in TABLES:
+        assert sorted_rows(root, name) == sorted_rows(found.root, name), name
 
 
 def sorted_rows(root: Path, name: str) -> list[str]:

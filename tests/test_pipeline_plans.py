@@ -49,7 +49,9 @@ def plans(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict
         rows.write.parquet(str(folder / name))
         return spark.read.schema(rows.schema).parquet(str(folder / name))
 
-    lines = bronze.typed(journal_files.lines(spark, [str(folder / "journals")]))
+    lines = bronze.typed(
+        journal_files.lines_of(spark, journal_files.find_files(spark, [str(folder / "journals")]))
+    )
     typed = table("lines", lines)
     records = table("records", frame(spark, [run]).select(*RECORDS.names))
     runs = frame_of(spark, silver.runs(silver.facts(records)), table_schema("silver.runs"))

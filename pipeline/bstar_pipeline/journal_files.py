@@ -34,7 +34,6 @@ EMPTY = (
 OPEN = ".open"
 """How the name of a file ends that a process writes."""
 
-_SEALED = "*.{ndjson,ndjson.gz}"
 _ALL = "*.{ndjson,ndjson.gz,ndjson.open}"
 _OPTIONS = {
     # The journals of several machines may lie in folders below the one that is named.
@@ -129,31 +128,6 @@ def is_before(file: str, since: dt.date) -> bool:
 
 def _reader(spark: SparkSession, names: str) -> DataFrameReader:
     return spark.read.options(**_OPTIONS).option("pathGlobFilter", names).option("lineSep", "\n")
-
-
-def lines(
-    spark: SparkSession,
-    paths: Sequence[str],
-    *,
-    is_stream: bool = False,
-    since: dt.date | None = None,
-    options: Mapping[str, str] | None = None,
-) -> DataFrame:
-    """Every line of the journals at ``paths``: ``value`` (its text), ``file``.
-
-    A path is any path that Spark reads: a directory, a file, a pattern, ``s3a://bucket/…``. ``is_stream``:
-    new files as they come, and only sealed ones, which have all their lines; one path, a directory or a
-    pattern. ``since`` as for ``find_files``; ``options`` are more of Spark's for a stream of files.
-    """
-    if is_stream:
-        (path,) = paths
-        stream = (
-            spark.readStream.options(**_OPTIONS).option("pathGlobFilter", _SEALED).option("lineSep", "\n")
-        )
-        text = stream.options(**(options or {})).text(path)
-    else:
-        return lines_of(spark, find_files(spark, paths, since))
-    return text.select("value", F.col("_metadata.file_path").alias("file"))
 
 
 def lines_of(spark: SparkSession, files: Sequence[str], copies: Mapping[str, str] | None = None) -> DataFrame:

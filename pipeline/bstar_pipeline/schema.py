@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 )
 
 from bstar.records import KINDS
-from bstar_pipeline.tables import TABLES
+from bstar_pipeline.tables import TABLES, columns_of
 
 TOPICS = {"request": "requests", "call": "calls", "execution": "executions", "durable": "durables"}
 """The kinds that come by the million, each with a topic of its own; all others are of topic "events"."""
@@ -127,17 +127,14 @@ DEFAULTS = _defaults()
 
 
 def table_schema(name: str) -> StructType:
-    """The columns of a table of ``bstar_pipeline.tables`` ("gold.audit"), its partition columns last."""
-    table = TABLES[name]
-    if table.columns.startswith("<"):
-        columns = [field for field in LINE.fields if field.name not in table.partitions]
-        columns += [StructField("time", TimestampType()), StructField("file", StringType())]
-    else:
-        pairs = (column.split() for column in table.columns.split(", "))
-        columns = [StructField(column, _DDL[spark_type]) for column, spark_type in pairs]
-    of_partition: dict[str, DataType] = {"day": DateType(), "batch": LongType()}
-    columns += [StructField(key, of_partition.get(key, StringType())) for key in table.partitions]
-    return StructType(columns)
+    """The columns of a table of ``bstar_pipeline.tables`` ("gold.audit"), ``day`` and ``pair`` last."""
+    fields: list[StructField] = []
+    columns = columns_of(TABLES[name])
+    known = {column for column, _ in columns}
+    for column, kind in columns:
+        several = [field for field in LINE.fields if field.name not in known]
+        fields += [StructField(column, _DDL[kind])] if kind else several
+    return StructType(fields)
 
 
 def shaped(frame: DataFrame, name: str) -> DataFrame:

@@ -2,11 +2,10 @@
 
 Three layers. *Bronze* is the journals as they came, typed, with what could not be read beside it. *Silver*
 joins the records of nodes, clients and workers to requests, processes and intervals. *Gold* answers
-questions. *Stream* is what a watch keeps of each micro-batch, to be added up.
+questions.
 
-A table of the first three is Parquet files, each of one ``day`` (UTC) and ``pair``; the manifest of the
-current run names them (``bstar_pipeline.commits``). A table of a stream is the folder
-``<root>/stream/<name>``, in partitions.
+A table is Parquet files, each of one ``day`` (UTC) and ``pair``; the manifest of the current run names them
+(``bstar_pipeline.commits``).
 
 Columns ending in ``_us`` are microseconds; those called ``…_at_us`` are microseconds since 1970 on the
 pair's common timeline, which is free of clock steps (see silver.runs.offset_us). This module imports
@@ -22,11 +21,10 @@ from typing import Literal
 class Table:
     """One table. ``columns`` in Spark's DDL, without ``day`` and ``pair``, which all tables have."""
 
-    layer: Literal["bronze", "silver", "gold", "stream"]
+    layer: Literal["bronze", "silver", "gold"]
     name: str
     about: str
     columns: str
-    partitions: tuple[str, ...] = ("day", "pair")
 
     @property
     def path(self) -> str:
@@ -37,23 +35,11 @@ class Table:
 def columns_of(table: Table) -> list[tuple[str, str]]:
     """Name and Spark type of each column, in order; words in angle brackets stand for several columns."""
     columns = []
-    for part in re.split(r",\s+", table.columns):
-        if part.startswith("<"):
-            columns.append((part, ""))
-        else:
-            name, _, kind = part.partition(" ")
-            columns.append((name, kind))
+    for part in (*re.split(r",\s+", table.columns), "day DATE", "pair STRING"):
+        name, _, kind = (part, "", "") if part.startswith("<") else part.partition(" ")
+        columns.append((name, kind))
     return columns
 
-
-_OBJECTIVES = (
-    "service STRING, minute TIMESTAMP, counted STRING, requests DOUBLE, rate DOUBLE, errors DOUBLE, "
-    "error_share DOUBLE, slow_share DOUBLE, queued_p50_us DOUBLE, queued_p95_us DOUBLE, queued_p99_us "
-    "DOUBLE, busy_p50_us DOUBLE, busy_p95_us DOUBLE, busy_p99_us DOUBLE, total_p50_us DOUBLE, "
-    "total_p95_us DOUBLE, total_p99_us DOUBLE, burn_rate DOUBLE, slow_burn_rate DOUBLE, burn_5m DOUBLE, "
-    "burn_1h DOUBLE, burn_6h DOUBLE, alert STRING"
-)
-_SKETCH = "service STRING, minute TIMESTAMP, outcome STRING, measure STRING, bucket INT, weight DOUBLE"
 
 _TABLES = (
     # bronze.records has one column for each field of bstar.records, made by bstar_pipeline.schema.
@@ -63,7 +49,6 @@ _TABLES = (
         "Every record that the job could read, once. topic is requests, calls, executions, durables, or "
         "events (all other kinds).",
         "<fields of bstar.records>, time TIMESTAMP, file STRING, topic STRING",
-        ("day", "pair", "topic"),
     ),
     Table(
         "bronze",
@@ -188,7 +173,7 @@ _TABLES = (
         "bstar_pipeline.sketch. outcome is that of bstar.records, without returned and late, because such "
         "requests did not end there; or the reason of a refusal (queue-full, ...), with the measure total "
         "and no bucket.",
-        _SKETCH,
+        "service STRING, minute TIMESTAMP, outcome STRING, measure STRING, bucket INT, weight DOUBLE",
     ),
     Table(
         "gold",
@@ -202,7 +187,11 @@ _TABLES = (
         "slow_burn_rate that of slow requests in this minute. alert is fast (1 hour and 5 minutes burn "
         "fast: an hour costs 2 % of the budget), slow (6 hours and 1 hour: 5 %) or null, also while the "
         "longer window has too few requests, see bstar_pipeline.slo.",
-        _OBJECTIVES,
+        "service STRING, minute TIMESTAMP, counted STRING, requests DOUBLE, rate DOUBLE, errors DOUBLE, "
+        "error_share DOUBLE, slow_share DOUBLE, queued_p50_us DOUBLE, queued_p95_us DOUBLE, queued_p99_us "
+        "DOUBLE, busy_p50_us DOUBLE, busy_p95_us DOUBLE, busy_p99_us DOUBLE, total_p50_us DOUBLE, "
+        "total_p95_us DOUBLE, total_p99_us DOUBLE, burn_rate DOUBLE, slow_burn_rate DOUBLE, burn_5m DOUBLE, "
+        "burn_1h DOUBLE, burn_6h DOUBLE, alert STRING",
     ),
     Table(
         "gold",
@@ -239,46 +228,6 @@ _TABLES = (
         "client STRING, node STRING, requests DOUBLE, answered DOUBLE, failed DOUBLE, not_answered DOUBLE, "
         "retries BIGINT, busy BIGINT, bytes_in BIGINT, bytes_out BIGINT, share DOUBLE, "
         "peak_per_s DOUBLE, total_p99_us DOUBLE, is_flooding BOOLEAN, is_retrying BOOLEAN",
-    ),
-    # What a watch writes. A micro-batch that is repeated writes the same partitions again.
-    Table(
-        "stream",
-        "sketches",
-        "gold.sketches of one micro-batch. The figure of a minute is the sum over all micro-batches.",
-        _SKETCH,
-        ("day", "pair", "batch"),
-    ),
-    Table("stream", "objectives", "gold.objectives of the days that the micro-batches touched.", _OBJECTIVES),
-    Table(
-        "stream",
-        "records",
-        "bronze.records of one micro-batch, topic events only.",
-        "<fields of bstar.records>, time TIMESTAMP, file STRING",
-        ("day", "pair", "topic", "batch"),
-    ),
-    Table(
-        "stream",
-        "rejected",
-        "bronze.rejected of one micro-batch.",
-        "file STRING, reason STRING, version INT, line STRING",
-        ("day", "pair", "batch"),
-    ),
-    Table(
-        "stream",
-        "arrivals",
-        "One row for each micro-batch: what came in it.",
-        "files BIGINT, requests BIGINT, calls BIGINT, executions BIGINT, durables BIGINT, events BIGINT, "
-        "rejected BIGINT, "
-        "first_at_us BIGINT, last_at_us BIGINT",
-        ("batch",),
-    ),
-    Table(
-        "stream",
-        "news",
-        "What a watch told, in the micro-batch that showed it first: changes of state, processes that could "
-        "not go on, two nodes that served at once, alerts. key tells one from the others of its kind.",
-        "kind STRING, key STRING, at_us BIGINT, node STRING, service STRING, text STRING",
-        ("day", "pair", "batch"),
     ),
 )
 

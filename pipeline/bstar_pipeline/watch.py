@@ -1,207 +1,142 @@
-"""The pipeline as a stream: journals are read as their files are sealed, and what is new is told as it comes.
+"""Runs in a loop: each look at the journals is a run (``job.run``), and what is new in its tables is told.
 
-A file of a journal appears at once and whole, so the stream reads each once; the checkpoint knows which.
-A micro-batch is written by ``bstar_pipeline.micro_batch`` and is the same when it is repeated: a watch may be
-killed at any moment, and the next one goes on from the checkpoint without losing or doubling anything.
-
-Time for the watermark is when a line came to be read, not when it was written: nothing is too late, however
-old, and a clock that is ahead cannot make the others' lines late. What the watermark limits is how long
-copies are remembered: a record that comes a second time (by ``boot`` and ``seq``) within ``copies_within`` is
-left out. The batch job finds copies however late they come.
-
-Not computed here: capacity, clients, audit and incidents. They are questions about days and weeks, and the
-batch job answers them from the same journals.
+A watch has no tables, state or checkpoint of its own. What it shows is the difference between the tables of
+a run and those of the run before it, so a watch that was killed goes on by being started again.
 """
 
 import contextlib
+import datetime as dt
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+import time
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any, Self
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.streaming.query import StreamingQuery
 
-from bstar_pipeline import bronze, journal_files
-from bstar_pipeline.micro_batch import MicroBatch, read
-from bstar_pipeline.schema import REJECTED
+from bstar.errors import ConfigurationError
+from bstar_pipeline import job, store
+from bstar_pipeline.commits import NOTHING, Part, Snapshot, current
+from bstar_pipeline.job import Summary
+from bstar_pipeline.pair_rows import collected, together
+from bstar_pipeline.schema import table_schema
 from bstar_pipeline.slo import Objectives
 
-_SETTINGS = {
-    # One entry for each record that is remembered: too many for the memory of the JVM.
-    "spark.sql.streaming.stateStore.providerClass": (
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    ),
-    # Time goes on with what comes; an empty micro-batch would only move it.
-    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    # With a column for each field of each kind, deducing what filters imply takes the optimizer minutes.
-    "spark.sql.constraintPropagation.enabled": "false",
-}
-# Files older than this, seen from the newest, are taken for known ones. Spark's week would lose late files.
-_FILE_AGE_MAX = "90d"
-_POLL_S = 1
-_NEWS_MAX = 50
-_TOPICS = ("requests", "calls", "executions", "durables", "events")
+NEWS_MAX = 50
+"""Of one run, the lines beneath it."""
+
+_BURNS = "burns its error budget %.1f times too fast (5 min), %.1f (1 h), %.1f (6 h)"
 
 
-@dataclass(frozen=True, slots=True)
-class WatchSettings:
-    """``journals``: a directory or a pattern; ``root``: where the tables are.
+def watch(
+    spark: SparkSession,
+    inputs: Sequence[str],
+    root: str,
+    *,
+    slo: Objectives | None = None,
+    interval_s: float = 10.0,
+    is_stopping: threading.Event,
+    tell: Callable[[str], None] = print,
+) -> None:
+    """Run again and again, ``interval_s`` from begin to begin, until ``is_stopping`` is set.
 
-    ``interval_s``: seconds between micro-batches; 0: as fast as they go. ``files_max``: files in one
-    micro-batch. ``copies_within``: for how long a copy of a record is known as one. ``partitions``: parts of
-    the state, fixed when the checkpoint is made. ``checkpoint``: "" is below the root.
+    Raises as ``job.run`` does in the first run. What a later one raises for want of journals, or because
+    another process writes the tables, is told, and the next one tries again.
     """
-
-    journals: str
-    root: str
-    checkpoint: str = ""
-    slo: Objectives = field(default_factory=Objectives)
-    interval_s: float = 10.0
-    files_max: int = 64
-    copies_within: str = "6 hours"
-    partitions: int = 8
-    clock_error_us: int = 10_000
-
-
-class Watch:
-    """A running stream, and a context manager that stops it. ``tell`` gets each line for people."""
-
-    def __init__(
-        self,
-        spark: SparkSession,
-        settings: WatchSettings,
-        *,
-        available_now: bool = False,
-        tell: Callable[[str], None] = print,
-    ) -> None:
-        self._spark = spark
-        self._settings = settings
-        self._tell = tell
-        self._told = -1
-        self._is_stopping = threading.Event()
-        for key, value in {**_SETTINGS, "spark.sql.shuffle.partitions": str(settings.partitions)}.items():
-            spark.conf.set(key, value)
-        sink = MicroBatch(settings.root, settings.slo, settings.clock_error_us)
-        writer = (
-            once(_lines(spark, settings), settings.copies_within)
-            .writeStream.queryName("bstar watch")
-            .option("checkpointLocation", settings.checkpoint or f"{settings.root}/stream/checkpoint")
-            .foreachBatch(sink)
-        )
-        if available_now:
-            writer = writer.trigger(availableNow=True)
+    before, problem = _now(spark, root), ""
+    is_first = True
+    while True:
+        began = time.monotonic()
+        try:
+            summary = job.run(spark, inputs, root, slo=slo)
+            problem = ""
+        except ConfigurationError as error:
+            if is_first:
+                raise
+            if str(error) != problem:
+                problem = str(error)
+                tell(problem)
         else:
-            writer = writer.trigger(processingTime=f"{settings.interval_s} seconds")
-        self._query: StreamingQuery = writer.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def stop(self) -> None:
-        """Ask ``run`` to end after the micro-batch that is under way. May be called from a signal handler."""
-        self._is_stopping.set()
-
-    def run(self) -> None:
-        """Tell what comes, until the stream ends: by ``stop``, or with ``available_now`` after what is there.
-
-        Raises pyspark's StreamingQueryException if the stream failed.
-        """
-        told_before = None
-        while not self._query.awaitTermination(_POLL_S):
-            self._tell_new()
-            if self._is_stopping.is_set():
-                told_before = self._told if told_before is None else told_before
-                status = self._query.status
-                is_busy = status["isTriggerActive"] and status["isDataAvailable"]
-                if not is_busy or self._told != told_before:
-                    self._query.stop()
-                    break
-        self._tell_new()
-
-    def close(self) -> None:
-        """Stop the stream now. What it was writing is written again by the next one."""
-        self._query.stop()
-
-    def _tell_new(self) -> None:
-        for progress in self._query.recentProgress:
-            # An idle trigger reports the number of the micro-batch that will come next.
-            if progress["batchId"] > self._told and progress["numInputRows"] > 0:
-                self._told = progress["batchId"]
-                self._tell_batch(progress)
-
-    def _tell_batch(self, progress: Any) -> None:
-        number: int = progress["batchId"]
-        operators = progress["stateOperators"]
-        late = sum(operator["numRowsDroppedByWatermark"] for operator in operators)
-        copies = sum(operator["customMetrics"].get("numDroppedDuplicateRows", 0) for operator in operators)
-        mine = F.col("batch") == number
-        for row in read(self._spark, self._settings.root, "stream.arrivals").where(mine).collect():
-            parts = [
-                f"batch {number}: {_count(row['files'], 'file')}",
-                *(f"{row[name]:,} {name}" for name in _TOPICS if row[name]),
-            ]
-            if row["first_at_us"] is not None:
-                parts.append(f"{_clock(row['first_at_us'])} to {_clock(row['last_at_us'])}")
-            for count, what in (
-                (row["rejected"], "that cannot be read"),
-                (copies, "that had come before"),
-                (late, "that came too late"),
-            ):
-                if count:
-                    parts.append(f"{_count(count, 'line')} {what}")
-            self._tell(", ".join(parts))
-        news = read(self._spark, self._settings.root, "stream.news").where(mine).orderBy("at_us", "key")
-        rows = news.limit(_NEWS_MAX + 1).collect()
-        for row in rows[:_NEWS_MAX]:
-            who = "/".join(filter(None, (row["pair"], row["node"], row["service"])))
-            self._tell(f"  {_clock(row['at_us'])} {row['kind']} {who}: {row['text']}")
-        if len(rows) > _NEWS_MAX:
-            self._tell(f"  and more: batch {number} of {self._settings.root}/stream/news")
-
-
-def once(lines: DataFrame, within: str) -> DataFrame:
-    """``bronze.typed`` of a stream of lines, without records that came before."""
-    rows = bronze.typed(lines).withColumn("arrived", F.current_timestamp())
-    # Lines that are no records have no number, and are all different.
-    is_record = F.col("topic") != REJECTED
-    writer = F.when(is_record, F.col("boot")).otherwise(F.expr("uuid()"))
-    rows = rows.withColumns({"writer": writer, "place": F.col("seq")})
-    return rows.withWatermark("arrived", within).dropDuplicatesWithinWatermark(["writer", "place"])
+            after = _now(spark, root)
+            if after.manifest.run != before.manifest.run and summary.read:
+                _tell(spark, summary, before, after, tell)
+            before = after
+        is_first = False
+        if is_stopping.wait(max(0.0, began + interval_s - time.monotonic())):
+            return
 
 
 @contextlib.contextmanager
-def stopped_by_signals(watch: Watch) -> Iterator[None]:
-    """SIGTERM and SIGINT end the watch after its micro-batch, a second one at once."""
+def stopped_by_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT set; a second one ends the process at once."""
+    is_stopping = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
         del frame
-        watch.stop()
+        is_stopping.set()
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield is_stopping
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _lines(spark: SparkSession, settings: WatchSettings) -> DataFrame:
-    options = {"maxFilesPerTrigger": str(settings.files_max), "maxFileAge": _FILE_AGE_MAX}
-    return journal_files.lines(spark, [settings.journals], is_stream=True, options=options)
+def _now(spark: SparkSession, root: str) -> Snapshot:
+    return Snapshot(root, current(store.open_store(spark, root), root) or NOTHING)
 
 
-def _clock(at_us: int) -> str:
-    return datetime.fromtimestamp(at_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+def _tell(
+    spark: SparkSession, summary: Summary, before: Snapshot, after: Snapshot, tell: Callable[[str], None]
+) -> None:
+    counts = ", ".join(f"{number:,} {kind}" for kind, number in sorted(summary.incidents.items()))
+    files = f"{summary.read:,} file{'' if summary.read == 1 else 's'}"
+    tell(
+        f"{summary.run.partition('-')[0]}: {files} read, {summary.requests:,} requests, "
+        f"incidents: {counts or 'none'}, audit: {summary.verdict}"
+    )
+    known, found = _news(spark, before, summary.made), _news(spark, after, summary.made)
+    news = sorted(found.keys() - known.keys())
+    for at_us, kind, who in news[:NEWS_MAX]:
+        at = dt.datetime.fromtimestamp(at_us // 1_000_000, dt.UTC)
+        told = f"{at:%Y-%m-%d %H:%M:%S}.{at_us // 1000 % 1000:03d} {kind} {who}"
+        tell(f"  {told}: {found[at_us, kind, who]}")
+    if len(news) > NEWS_MAX:
+        tell(f"  and {len(news) - NEWS_MAX:,} more: bstar pipeline incidents and audit list all")
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def _news(spark: SparkSession, tables: Snapshot, parts: Sequence[Part]) -> dict[tuple[int, str, str], str]:
+    """Incidents, broken promises, and minutes in which an alert began: the sentence by when, kind and who."""
+
+    def table(name: str) -> DataFrame:
+        return store.read_files(spark, tables.files(name, parts), table_schema(name))
+
+    def said(frame: DataFrame, at_us: str, kind: str, who: Sequence[str], text: str) -> DataFrame:
+        columns = {"at_us": at_us, "kind": kind, "who": f"concat_ws('/', {', '.join(who)})", "text": text}
+        return frame.select(*(F.expr(sql).alias(name) for name, sql in columns.items()))
+
+    # An alert is news in its first minute.
+    in_order = Window.partitionBy("pair", "service").orderBy("minute")
+    alerts = table("gold.objectives").withColumn("earlier", F.lag("alert").over(in_order))
+    burns = f"format_string('{_BURNS}', burn_5m, burn_1h, burn_6h)"
+    rows = together(
+        said(table("gold.incidents"), "began_at_us", "kind", ("pair", "node"), "cause"),
+        said(
+            table("gold.audit").where("verdict = 'violated'"),
+            "coalesce(at_us, 0L)",
+            "concat('violated ', rule)",
+            ("pair", "node", "service", "client", "number"),
+            "text",
+        ),
+        said(
+            alerts.where("alert IS NOT NULL AND NOT alert <=> earlier"),
+            "unix_micros(minute)",
+            "concat(alert, ' alert')",
+            ("pair", "service"),
+            burns,
+        ),
+    )
+    return {(row["at_us"], row["kind"], row["who"]): row["text"] for row in collected(rows)}

@@ -13,6 +13,9 @@ from bstar_cli.pipeline.spark import JsonOption, RootArgument, SparkOptions, pri
 from bstar_cli.terminal import sentence
 from bstar_pipeline.amounts import of_journals, of_tables
 
+InputsArgument = Annotated[
+    list[str], typer.Argument(metavar="INPUT…", help="Directories of journals, or files: any paths of Spark.")
+]
 OutOption = Annotated[
     str, typer.Option("--out", "-o", metavar="ROOT", help="Where the tables are: any path of Spark.")
 ]
@@ -34,10 +37,7 @@ _VERDICTS = {
 
 
 def run(
-    inputs: Annotated[
-        list[str],
-        typer.Argument(metavar="INPUT…", help="Directories of journals, or files: any paths of Spark."),
-    ],
+    inputs: InputsArgument,
     out: OutOption,
     objectives: ObjectivesOption = None,
     clock_error_ms: Annotated[

@@ -78,12 +78,11 @@ class SparkOptions:
 
     @contextmanager
     def session(
-        self, what: str, amount: Callable[[], Amount | None] | None = None
+        self, what: str, amount: Callable[[], Amount | None]
     ) -> Iterator[tuple[SparkSession, Callable[[str], None]]]:
         """A session for one command, and what tells people its progress. Ctrl-C ends the command.
 
-        ``amount`` finds out how much the command reads; None if that is elsewhere. A command without it
-        needs Spark.
+        ``amount`` finds out how much the command reads; None if that is elsewhere.
         """
         settings = self._settings()
         with _progress("starting") as tell:
@@ -97,7 +96,7 @@ class SparkOptions:
                 raise told from error
             name = f"bstar pipeline {what}"
             if is_for_spark:
-                found = amount() if amount is not None else None
+                found = amount()
                 opened = session(
                     name,
                     master=self.master,
@@ -121,22 +120,21 @@ class SparkOptions:
             settings[key.strip()] = value
         return settings
 
-    def is_for_spark(self, amount: Callable[[], Amount | None] | None) -> bool:
+    def is_for_spark(self, amount: Callable[[], Amount | None]) -> bool:
         """Whether Spark does it. What ``auto`` chooses, and why, goes to stderr."""
         if self.engine != "local" and self.is_chosen:
             return True
         if self.engine == "auto" and find_spec("pysail") is None:
             say("engine: Spark, because the local one (pysail) is not installed")
             return True
-        found = amount() if amount is not None else None
+        found = amount()
         if self.engine == "local":
             about = [name for name in ("master", "remote", "conf") if getattr(self, name)]
             refuse(bool(about), f"--engine local: --{', --'.join(about)} is about Spark")
-            refuse(found is None, "--engine local reads and writes folders of this machine, and cannot watch")
+            refuse(found is None, "--engine local reads and writes folders of this machine")
             return False
         if found is None:
-            why = "this command needs it" if amount is None else "not all is in folders of this machine"
-            say(f"engine: Spark, because {why}")
+            say("engine: Spark, because not all is in folders of this machine")
             return True
         size, most = (f"{octets / 1e6:,.0f} MB" for octets in (found.octets, found.most))
         if found.is_small:

@@ -16,7 +16,7 @@ def tables(
 ) -> None:
     """Tell what tables the pipeline writes, and their columns.
 
-    Needs no Spark. Every table also has the columns day (UTC) and pair, which are its partitions.
+    Needs no Spark. Each file of a table is of one day (UTC) and pair.
 
     Exit codes: 0 told; 2 there is no such table.
 
@@ -38,7 +38,6 @@ def tables(
                     "table": key,
                     "about": table.about,
                     "path": table.path,
-                    "partitions": table.partitions,
                     "columns": [{"name": column, "type": kind} for column, kind in columns_of(table)],
                 }
             )
@@ -46,5 +45,4 @@ def tables(
         print_table(["table", "about"], [[key, table.about] for key, table in chosen.items()])
     else:
         typer.echo(f"{TABLES[name].about}\n")
-        partitions = [(key, "DATE" if key == "day" else "STRING") for key in TABLES[name].partitions]
-        print_table(["column", "type"], [*columns_of(TABLES[name]), *partitions])
+        print_table(["column", "type"], columns_of(TABLES[name]))

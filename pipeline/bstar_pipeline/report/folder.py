@@ -72,8 +72,9 @@ def _rows(duck: duckdb.DuckDBPyConnection, query: str) -> list[dict[str, Any]]:
 
 def _table(snapshot: Snapshot, name: str) -> str:
     """The whole table as a subquery; empty if it has no file. A column that its files lack is null."""
-    kinds = [*columns_of(TABLES[name]), ("day", "DATE"), ("pair", "STRING")]
-    columns = ", ".join(f"NULL::{_TYPES.get(kind, kind)} AS {column}" for column, kind in kinds)
+    columns = ", ".join(
+        f"NULL::{_TYPES.get(kind, kind)} AS {column}" for column, kind in columns_of(TABLES[name])
+    )
     empty = f"SELECT {columns} WHERE FALSE"
     files = ", ".join(_text(glob.escape(file)) for file in snapshot.files(name))
     if not files:
