@@ -11,10 +11,7 @@ from bstar.base.on_demand import on_demand
 
 if TYPE_CHECKING:
     from bstar_pipeline.calls import call
-    from bstar_pipeline.request_sink import BstarDataSource
 
-__all__ = ["BstarDataSource", "call"]
+__all__ = ["call"]
 
-__getattr__ = on_demand(
-    __name__, {"bstar_pipeline.request_sink": ["BstarDataSource"], "bstar_pipeline.calls": ["call"]}
-)
+__getattr__ = on_demand(__name__, {"bstar_pipeline.calls": ["call"]})

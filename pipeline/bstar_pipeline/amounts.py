@@ -3,13 +3,12 @@
 This module imports nothing of Spark until somebody asks for the amount of journals.
 """
 
-import re
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bstar_pipeline.commits import NOTHING, Folder, Snapshot, current
-from bstar_pipeline.memory import octets_here
+from bstar_pipeline.commits import NOTHING, Folder, Snapshot, current, folder_named
 from bstar_pipeline.tables import TABLES
 
 # 250,000 records of 261 MB take 0.84 GB of memory; more than this would take above 1 GB.
@@ -20,7 +19,8 @@ _MEMORY_SHARE = 6
 _LITTLE = 100 << 20
 # How many times as long journals become when they are unpacked.
 _PACKED = 15
-
+# A container's limit, of cgroups version 2 and 1; "max" or a huge number if there is none.
+_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SMALL = {
@@ -66,24 +66,34 @@ def of_journals(inputs: Sequence[str], root: str) -> Amount | None:
 
     Raises ConfigurationError if a path has none.
     """
-    if not all(map(_is_here, [*inputs, root])):
+    if any(folder_named(path) is None for path in (*inputs, root)):
         return None
     from bstar_pipeline.local_journals import files_at
 
     octets = 0
     for file in files_at(inputs):
-        octets += file.length * _PACKED if file.place.path.endswith(".gz") else file.length
+        octets += file.length * _PACKED if file.path.endswith(".gz") else file.length
     return Amount("journals", octets, min(_JOURNALS_MAX, octets_here() // _MEMORY_SHARE))
 
 
 def of_tables(root: str, names: Iterable[str] = TABLES) -> Amount | None:
     """Of tables below a root; None if it is no folder of this machine."""
-    if not _is_here(root):
+    folder = folder_named(root)
+    if folder is None:
         return None
-    tables = Snapshot(root, current(Folder(Path(root)), root) or NOTHING)
+    tables = Snapshot(str(folder), current(Folder(folder), root) or NOTHING)
     octets = sum(Path(file).stat().st_size for name in names for file in tables.files(name))
     return Amount("tables", octets, _TABLES_MAX)
 
 
-def _is_here(path: str) -> bool:
-    return re.match(r"(?!file:)[a-z][a-z0-9+.-]*:", path, re.IGNORECASE) is None
+def octets_here() -> int:
+    """Of this machine, or of the container if that has less."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for file in _LIMITS:
+        try:
+            limit = file.read_text().strip()
+        except OSError:
+            continue
+        if limit.isdecimal():
+            there = min(there, int(limit))
+    return there

@@ -1,8 +1,7 @@
 """Bronze: the lines of journals as typed records, each once, with what could not be read beside them.
 
-``typed`` parses the lines that ``journal_files`` reads, and is the same for a batch and for a stream: a line
-that is no record keeps its text and gets a ``rejection``; none is dropped. ``copies`` leaves out what came
-twice.
+``typed`` parses the lines that ``journal_files`` reads: a line that is no record keeps its text and gets a
+``rejection``; none is dropped. ``copies`` leaves out what came twice.
 """
 
 from collections.abc import Mapping
@@ -30,12 +29,9 @@ from bstar_pipeline.schema import (
 _DAY_US = 86_400_000_000
 _CORRUPT = "corrupt"
 
-REJECTION = StructType([StructField("rejection", StringType()), StructField("line", StringType())])
-"""What ``typed`` has beyond the table of records."""
-
 
 def typed(lines: DataFrame) -> DataFrame:
-    """Parse ``lines`` (``value``, ``file``), of a batch or a stream.
+    """Parse ``lines`` (``value``, ``file``).
 
     A row for each: the fields of ``bstar.records`` (those of its kind with their defaults, the others null),
     ``time`` (of ``at``), ``file``, ``topic``, ``day`` (of ``at``, UTC), ``rejection`` and ``line``. For a

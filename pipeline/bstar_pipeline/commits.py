@@ -352,5 +352,5 @@ def folder_named(root: str) -> Path | None:
     """The folder of this machine that a root names, as a path or as file:/…; None if it is elsewhere."""
     if re.match(r"[a-z][a-z0-9+.-]*:", root, re.IGNORECASE) is None:
         return Path(root)
-    found = re.fullmatch(r"file:(?://(?:localhost)?)?(/.*)", root, re.IGNORECASE | re.DOTALL)
+    found = re.fullmatch(r"file:(?://(?:localhost)?)?(/(?!/).*)", root, re.IGNORECASE | re.DOTALL)
     return None if found is None else Path(found[1])

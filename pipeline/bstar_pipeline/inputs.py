@@ -86,9 +86,9 @@ class _Local:
             raise ConfigurationError("no journals to read: name at least one directory, file or pattern")
         self._spark = spark
         self._journals = {
-            _uri(str(file.place)): file
+            _uri(file.path): file
             for file in files_at(paths)
-            if since is None or not journal_files.is_before(str(file.place), since)
+            if since is None or not journal_files.is_before(file.path, since)
         }
         if not self._journals:
             raise ConfigurationError(

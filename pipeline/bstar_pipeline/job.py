@@ -32,7 +32,6 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline import bronze, clocks, commits, copies, silver, store
-from bstar_pipeline.bronze import REJECTION
 from bstar_pipeline.commits import File, Made, Manifest, Part
 from bstar_pipeline.engine import is_local, version_of
 from bstar_pipeline.gold.audit import audit
@@ -46,7 +45,7 @@ from bstar_pipeline.gold.objectives import budgets, objectives, sketches
 from bstar_pipeline.inputs import Inputs, open_inputs
 from bstar_pipeline.journal_files import OPEN, is_gone
 from bstar_pipeline.pair_rows import Row, Rows, collected, frame_of, together
-from bstar_pipeline.schema import RECORDS, REJECTED, table_schema
+from bstar_pipeline.schema import RECORDS, REJECTED, REJECTION, table_schema
 from bstar_pipeline.slo import Objectives
 
 Progress = Callable[[str], None]

@@ -18,6 +18,7 @@ from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from bstar.errors import ConfigurationError
+from bstar_pipeline.places import literal
 
 NOWHERE = (
     "no journals to read: {} does not exist. Brokers write journals if journal.directory is set in their "
@@ -81,7 +82,7 @@ def lengths(spark: SparkSession, files: Sequence[str]) -> dict[str, int]:
     """How many bytes each of these files has; 0 if it is gone."""
     # Where the driver runs here, this process sees the files that it listed.
     if hasattr(spark, "_jvm") and all(file.startswith("file:") for file in files):
-        return {file: _length(_place(file)) for file in files}
+        return {file: length_of(_place(file)) for file in files}
     about = spark.read.format("binaryFile").options(**_OPTIONS).load([_literal(file) for file in files])
     rows = about.select("_metadata.file_path", "_metadata.file_size").collect()
     return {**dict.fromkeys(files, 0), **{row.file_path: row.file_size for row in rows}}
@@ -91,7 +92,8 @@ def _place(file: str) -> Path:
     return Path(unquote(urlsplit(file).path))
 
 
-def _length(place: Path) -> int:
+def length_of(place: Path) -> int:
+    """How many bytes a file of this machine has; 0 if it is gone."""
     try:
         return place.stat().st_size
     except FileNotFoundError:
@@ -150,7 +152,7 @@ def lines_of(spark: SparkSession, files: Sequence[str], copies: Mapping[str, str
 def _literal(file: str) -> str:
     """A path that names this file, as ``inputFiles`` gives it (percent-encoded), and no pattern."""
     path = unquote(file) if urlsplit(file).scheme else file
-    return "".join(f"\\{letter}" if letter in "{}[]*?\\" else letter for letter in path)
+    return literal(path)
 
 
 def about_name(file: str) -> tuple[str, dt.date]:

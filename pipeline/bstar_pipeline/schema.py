@@ -151,3 +151,6 @@ def shaped(frame: DataFrame, name: str) -> DataFrame:
 
 RECORDS = table_schema("bronze.records")
 """Of ``bronze.records``."""
+
+REJECTION = StructType([StructField("rejection", StringType()), StructField("line", StringType())])
+"""What a line has beyond that: why it is no record, and its text; both null for a record."""

@@ -16,8 +16,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from bstar.errors import ConfigurationError
-from bstar_pipeline.amounts import SMALL, SMALL_JVM
-from bstar_pipeline.memory import octets_here
+from bstar_pipeline.amounts import SMALL, SMALL_JVM, octets_here
 
 JAVA_MIN = 17
 """Spark 4 runs on Java 17 and newer."""

@@ -4,10 +4,9 @@
 
 packs bstar and what it needs, as installed here, into an archive that Spark unpacks on each node, and writes
 the program that spark-submit starts: ``bstar pipeline`` under another name, with the same commands. The batch
-job runs in the JVM, so its executors do not need it. Bulk calls, the data source and a driver in the cluster
-do. Some of it is compiled, so the nodes need the same version of Python and the same kind of machine as this
-one. It is without pyspark, because a cluster has its own, and without what only
-folders of this machine need.
+job runs in the JVM, so its executors do not need it. Bulk calls and a driver in the cluster do. Some of it
+is compiled, so the nodes need the same version of Python and the same kind of machine as this one. It is
+without pyspark, because a cluster has its own, and without what only folders of this machine need.
 """
 
 import re
@@ -24,7 +23,7 @@ ARCHIVE = "bstar-spark.tar.gz"
 PROGRAM = "bstar_job.py"
 
 _PACKAGES = ("bstar", "bstar_broker", "bstar_client", "bstar_pipeline", "bstar_cli")
-# mapInArrow and data sources need the first, the report the second; few clusters have them.
+# mapInArrow needs the first, the report the second; few clusters have them.
 _ALSO = ("pyarrow", "Jinja2")
 # Of no use at run time, and a quarter of the archive.
 _LEFT_OUT = ("pyarrow/include/", "pyarrow/tests/", "pyarrow/src/")

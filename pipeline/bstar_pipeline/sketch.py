@@ -5,7 +5,7 @@ holds (G^(b-1), G^b]; any value in it is at most 1 % away from 2·G^b / (G + 1),
 Zero is bucket -1, and a negative x has the bucket -2 - b of its absolute value, so that buckets are in the
 order of their values. A percentile is the value of the first bucket at which the running sum of weights
 reaches its share of the whole (nearest rank). Two histograms are merged by adding the weights of equal
-buckets, in any order and at any time: a stream, a batch job and another engine come to the same numbers.
+buckets, in any order and at any time: all engines come to the same numbers.
 
 Weights are counted in millionths, as whole numbers, so that sums do not depend on their order. Below 10^10
 (2.8 hours) no whole number lies so close to the border of a bucket that two implementations of the logarithm

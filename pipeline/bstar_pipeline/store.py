@@ -29,6 +29,7 @@ from bstar.errors import ConfigurationError
 from bstar_pipeline import commits, engine
 from bstar_pipeline.commits import File, Folder, Made, Manifest, Part, Snapshot, Store
 from bstar_pipeline.pair_rows import Row
+from bstar_pipeline.places import literal
 from bstar_pipeline.schema import table_schema
 from bstar_pipeline.tables import TABLES
 
@@ -77,11 +78,6 @@ def read_files(spark: SparkSession, files: Iterable[str], shape: StructType) -> 
     """These files as one table."""
     found = [literal(file) for file in files]
     return spark.read.schema(shape).parquet(*found) if found else nothing(spark, shape)
-
-
-def literal(path: str) -> str:
-    """A path that names this file alone, also if a pattern would have the same letters."""
-    return "".join(f"\\{letter}" if letter in "{}[]*?\\" else letter for letter in path)
 
 
 def nothing(spark: SparkSession, shape: StructType) -> DataFrame:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Files that share a session, each list about as long as the other.
 _SESSIONS = (
-    ("pipeline_job", "source", "pipeline_report_tables", "calls", "pipeline_sketch", "pipeline_store"),
+    ("pipeline_job", "pipeline_report_tables", "calls", "pipeline_sketch", "pipeline_store"),
     (
         "pipeline_watch",
         "pipeline_bronze",
