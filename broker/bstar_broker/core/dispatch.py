@@ -70,8 +70,8 @@ class Dispatcher:
             return
         queue, idle = service.queue, service.idle
         while idle and queue.length:
-            lanes = queue.next_lanes()
-            request = queue.head(lanes)
+            turn = queue.next_turn()
+            request = queue.head(turn)
             if type(request) is Bundle:
                 self._deal_queued(request, outputs, now)
                 continue
@@ -80,7 +80,7 @@ class Dispatcher:
                 if not self._dispatch_apart(service, request, now, outputs):
                     return
             else:
-                queue.pop(1, lanes)
+                queue.pop(1, turn)
                 if self._is_in_time(request, now, outputs):
                     outputs.append(self.dispatch(idle.popitem(last=False)[0], request, now))
 

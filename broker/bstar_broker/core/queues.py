@@ -27,6 +27,8 @@ T = TypeVar("T", bound=Hashable)
 URGENT_IN_A_ROW_MAX = 15
 
 _Lanes = OrderedDict[bytes, OrderedDict[T, None]]
+# Lanes of which the first is next, and its items.
+_Turn = tuple[_Lanes[T], OrderedDict[T, None]]
 
 
 class FairQueue(Generic[T]):
@@ -66,30 +68,27 @@ class FairQueue(Generic[T]):
         lanes[lane].move_to_end(item, last=False)
         lanes.move_to_end(lane, last=False)
 
-    def pop(self, count: int = 1, lanes: "_Lanes[T] | None" = None) -> T:
+    def pop(self, count: int = 1, turn: _Turn[T] | None = None) -> T:
         """Remove and return the next lane's first item with all its requests; IndexError if all lanes are
-        empty. ``lanes``, if they are known: ``next_lanes``.
+        empty. ``turn``, if it is known: ``next_turn``.
         """
-        if lanes is None:
-            lanes = self.next_lanes()
-        lane, queue = next(iter(lanes.items()))
-        item, _ = queue.popitem(last=False)
-        self._end_turn(lanes, lane, count)
+        lanes, items = turn or self.next_turn()
+        item, _ = items.popitem(last=False)
+        self._end_turn(lanes, count)
         return item
 
     def take_part(self, count: int) -> None:
         """The next lane's first item has lost ``count`` of its requests; that was the lane's turn."""
-        lanes = self.next_lanes()
-        self._end_turn(lanes, next(iter(lanes)), count)
+        self._end_turn(self.next_turn()[0], count)
 
-    def _end_turn(self, lanes: OrderedDict[bytes, OrderedDict[T, None]], lane: bytes, count: int) -> None:
+    def _end_turn(self, lanes: _Lanes[T], count: int) -> None:
+        """``count`` requests have left the first of these lanes."""
         self.length -= count
         if lanes is self._urgent:
             self._urgent_in_a_row += 1
-            if lanes[lane]:
-                lanes.move_to_end(lane)
-            else:
-                del lanes[lane]
+            lane, items = lanes.popitem(last=False)
+            if items:
+                lanes[lane] = items
             return
         self._urgent_in_a_row = 0
         if not self.length:
@@ -98,27 +97,31 @@ class FairQueue(Generic[T]):
             self._fresh.clear()
         elif lanes is self._fresh:
             self._fresh_in_a_row += 1
-            self._round[lane] = lanes.pop(lane)
+            lane, items = lanes.popitem(last=False)
+            self._round[lane] = items
         else:
             self._fresh_in_a_row = 0
-            lanes.move_to_end(lane)
+            if len(lanes) > 1:
+                lanes.move_to_end(next(iter(lanes)))
 
-    def head(self, lanes: "_Lanes[T] | None" = None) -> T:
+    def head(self, turn: _Turn[T] | None = None) -> T:
         """The item that ``pop`` would return; IndexError if all lanes are empty."""
-        return next(iter(next(iter((lanes or self.next_lanes()).values()))))
+        return next(iter((turn or self.next_turn())[1]))
 
-    def next_lanes(self) -> "_Lanes[T]":
-        """The lanes of which the first is next; IndexError if all lanes are empty."""
+    def next_turn(self) -> _Turn[T]:
+        """The lanes of which the first is next, and its items; IndexError if all lanes are empty."""
         lanes = self._round
-        while lanes and not next(iter(lanes.values())):
+        while lanes and not (items := next(iter(lanes.values()))):
             lanes.popitem(last=False)
         if self._fresh and not (lanes and self._fresh_in_a_row >= FRESH_IN_A_ROW_MAX):
             lanes = self._fresh
+            items = next(iter(lanes.values()))
         if self._urgent and not (lanes and self._urgent_in_a_row >= URGENT_IN_A_ROW_MAX):
-            return self._urgent
+            lanes = self._urgent
+            items = next(iter(lanes.values()))
         if not lanes:
             raise IndexError("the queue is empty")
-        return lanes
+        return lanes, items
 
     @property
     def is_shared(self) -> bool:
