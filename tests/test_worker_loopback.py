@@ -337,32 +337,3 @@ def test_a_process_told_to_end_answers_what_runs_and_its_goodbye_leaves_the_proc
     broker.wait_for(lambda: len(broker.received(Disconnect)) == 1)
     kinds = [type(m) for m in broker.messages if isinstance(m, Final | Disconnect)]
     assert kinds == [Final, Disconnect]
-
-
-# --- plain MDP/0.2 ------------------------------------------------------------------------------------------
-
-
-def test_a_plain_worker_speaks_the_frames_of_the_table(broker: ScriptedBroker) -> None:
-    def answer(frames: list[bytes]) -> list[list[bytes]]:
-        if frames[1:3] == [b"MDPW02", b"\x01"]:
-            return [[frames[0], b"MDPW02", b"\x02", b"client", b"", b"hi"]]
-        return []
-
-    broker.on_frames = answer
-    with Worker(broker.endpoint, "echo", echo, dialect="mdp02", heartbeat_s=0.05):
-        broker.wait_for(lambda: any(frames[2:3] == [b"\x04"] for frames in broker.frames))
-        broker.wait_for(lambda: any(frames[2:3] == [b"\x05"] for frames in broker.frames))
-    broker.wait_for(lambda: any(frames[2:3] == [b"\x06"] for frames in broker.frames))
-    said = [frames[1:] for frames in broker.frames]
-    assert said[0] == [b"MDPW02", b"\x01", b"echo"]
-    assert said[1] == [b"MDPW02", b"\x04", b"client", b"", b"hi"]
-    assert said[-1] == [b"MDPW02", b"\x06"]
-
-
-@pytest.mark.requirement("MDP1-W-01")
-@pytest.mark.requirement("MDP2-W-01")
-def test_a_plain_worker_has_one_connection_to_its_broker(broker: ScriptedBroker) -> None:
-    broker.on_frames = lambda frames: []
-    with Worker(broker.endpoint, "echo", echo, dialect="mdp02", heartbeat_s=0.02, liveness=50):
-        broker.wait_for(lambda: len(broker.frames) >= 5)
-    assert len({frames[0] for frames in broker.frames}) == 1
