@@ -41,7 +41,7 @@ from bstar_testing.nodes import COMMAND
 from support.brokers import Broker, lone_broker
 
 VERBS = [
-    *("serve", "worker", "call", "load", "bench", "status", "check-config", "sample-config", "demo"),
+    *("serve", "worker", "run", "call", "load", "bench", "status", "check-config", "sample-config", "demo"),
     *("durable-demo", "emq-jobmanager", "emq-pubsub", "emq-admin", "version"),
 ]
 LIMIT_S = 60.0

@@ -29,6 +29,7 @@ _MODULES = {
     "serve": "serve",
     "arbiter": "arbiter",
     "worker": "worker",
+    "run": "run",
     "call": "call",
     "durable": "durable",
     "load": "load",

@@ -1,10 +1,7 @@
 """``bstar worker``: one worker for a service, with a built-in handler or one of the user's."""
 
-import importlib
 import os
-import sys
 import time
-import traceback
 from typing import Annotated, cast
 
 import structlog
@@ -13,6 +10,7 @@ import typer
 from bstar.base.printable import printable
 from bstar.errors import ConfigurationError
 from bstar.wire.limits import CREDIT_MAX
+from bstar_cli.importing import imported
 from bstar_cli.logs import LogOptions
 from bstar_cli.options import DialectOption, KeptJournal, Nodes, ServedHttp, refuse
 from bstar_client import Handler, ReplyMemory, ReplyStore, Request, Worker, WorkerHooks
@@ -152,38 +150,14 @@ def find_handler(name: str, *, seconds: float | None = None) -> Handler:
         return _fail
     if name == "sleep":
         return _sleeper(seconds)
-    module_name, separator, path = name.partition(":")
-    if not separator or not module_name or not path:
+    if ":" not in name:
         raise ConfigurationError(f"{name!r} is no handler: write echo, sleep, fail or module:function")
-    # As python -m does, so that a worker is found where its author stands.
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found: object = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        # Whatever the module does while it is imported is its author's to mend.
-        raise ConfigurationError(f"the handler {name!r} cannot be imported: {_told(error)}") from error
-    for part in path.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError as error:
-            raise ConfigurationError(f"the handler {name!r} is not there: {error}") from error
+    found = imported(name, "handler")
     try:
         check_handler(found)
     except TypeError as error:
         raise ConfigurationError(f"{name!r} cannot be used: {error}") from error
     return cast("Handler", found)
-
-
-def _told(error: BaseException) -> str:
-    """What went wrong during an import, and where."""
-    if isinstance(error, SyntaxError):
-        return f"{type(error).__name__}: {error}"
-    frames = traceback.extract_tb(error.__traceback__)
-    # An import that finds nothing fails in the machinery, which says it all.
-    where = frames[-1] if frames and not frames[-1].filename.startswith("<frozen") else None
-    text = f"{type(error).__name__}: {error}"
-    return text if where is None else f"{text} ({where.filename}, line {where.lineno})"
 
 
 def _echo(request: Request) -> tuple[bytes, ...]:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from bstar_client.aio.brokerless import AsyncFreelance, AsyncLazyPirateClient, AsyncStarClient
     from bstar_client.aio.client import AsyncHAClient
     from bstar_client.aio.worker import AsyncHandler, AsyncWorker
+    from bstar_client.app import App
     from bstar_client.arguments.settings import LinkSettings
     from bstar_client.calls.durable import RetryPolicy, Task
     from bstar_client.calls.durable_answers import RequestStatus, Result
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ActiveFound",
     "ActiveLost",
+    "App",
     "Ask",
     "AsyncFreelance",
     "AsyncHAClient",
@@ -132,6 +134,7 @@ __getattr__ = on_demand(
         "bstar_client.aio.brokerless": ["AsyncFreelance", "AsyncLazyPirateClient", "AsyncStarClient"],
         "bstar_client.aio.client": ["AsyncHAClient"],
         "bstar_client.aio.worker": ["AsyncHandler", "AsyncWorker"],
+        "bstar_client.app": ["App"],
         "bstar_client.core.calls": ["Ask", "CallFailed", "Reply"],
         "bstar_client.core.events": [
             "ActiveFound",

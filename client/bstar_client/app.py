@@ -1,0 +1,394 @@
+"""Several services in one program: what it declares, and what serves it.
+
+    app = App(["tcp://node1:5555", "tcp://node2:5555"])
+
+    @app.service("price", threads=4)
+    def price(request: Request) -> bytes: ...
+
+    @app.service("stock")
+    async def stock(request: Request) -> bytes: ...
+
+    app.run()
+
+``bstar run MODULE:app`` serves it in several processes. A function is served by ``Worker``, an async one by
+``AsyncWorker``; all async ones share one event loop.
+
+The order of a life: resources and then ``startup`` functions as they are declared, the workers, until a stop
+or a worker's error; then the workers drain, ``shutdown`` functions and resources end in reverse order.
+"""
+
+import asyncio
+import functools
+import inspect
+import signal
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from types import FrameType
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import msgspec
+
+from bstar.errors import ClosedError, ConfigurationError
+from bstar.fleet import Endpoints
+from bstar.security import Security
+from bstar_client.aio.worker import AsyncWorker
+from bstar_client.arguments.settings import LinkSettings
+from bstar_client.core.figures import WorkerFigures
+from bstar_client.journal import JournalPlace
+from bstar_client.sync.worker import Worker
+from bstar_client.workers.handlers import Request, WorkerHooks
+from bstar_client.workers.replies import ReplyStore
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Service(msgspec.Struct, frozen=True):
+    """One service of an App: the function that handles its requests, and the arguments of its worker."""
+
+    name: str
+    function: Callable[..., Any]
+    options: dict[str, Any]
+
+    @property
+    def is_async(self) -> bool:
+        """True if the event loop runs it."""
+        return _is_async(self.function)
+
+
+class App:
+    """The services of one program. The arguments are those of ``Worker``, for all services."""
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        *,
+        pins: Mapping[str, str] | None = None,
+        link: LinkSettings | None = None,
+        security: Security | None = None,
+        journal: JournalPlace | None = None,
+    ) -> None:
+        self._shared: dict[str, Any] = {
+            "endpoints": endpoints, "pins": pins, "link": link, "security": security, "journal": journal
+        }  # fmt: skip
+        self.services: dict[str, Service] = {}
+        self._startup: list[Callable[..., Any]] = []
+        self._shutdown: list[Callable[..., Any]] = []
+        self._resources: dict[type, Callable[..., Any]] = {}
+        self._around: list[Callable[..., Any]] = []
+        self._life: _Life | None = None
+        self._over = threading.Event()
+
+    # --- what the program declares --------------------------------------------------------------------------
+
+    def service(
+        self,
+        name: str,
+        *,
+        threads: int | None = None,
+        credit: int | None = None,
+        timeout: float | None = None,
+        dedupe: ReplyStore | None = None,
+        hooks: WorkerHooks | None = None,
+    ) -> Callable[[_Function], _Function]:
+        """Decorator: the function handles the requests of service ``name``.
+
+        Its first parameter is the request. A further parameter whose type is that of a ``resource`` gets the
+        resource. ``timeout`` is ``handler_timeout_s`` of ``Worker``, in seconds; the others are its own.
+        ``threads`` is for functions that are not async.
+        """
+        if name in self.services:
+            raise ConfigurationError(f"service {name!r} is declared twice")
+
+        def declare(function: _Function) -> _Function:
+            options = {"credit": credit, "handler_timeout_s": timeout, "dedupe": dedupe, "hooks": hooks}
+            if _is_async(function):
+                if threads is not None:
+                    raise ConfigurationError(f"service {name!r} is async: it has no threads, but credit")
+            else:
+                options["threads"] = threads
+            self.services[name] = Service(name, function, options)
+            return function
+
+        return declare
+
+    def resource(self, function: _Function) -> _Function:
+        """Decorator: a generator function that yields one value, which handlers get by its type.
+
+        The annotation of its result names the type: ``Iterator[Database]``. What follows the ``yield`` runs
+        at the end. An async one lives in the event loop, and async functions alone can take its value. It may
+        take the resources declared before it.
+        """
+        kind = _yielded(function)
+        if kind in self._resources:
+            raise ConfigurationError(f"two resources are of type {kind.__qualname__}")
+        self._resources[kind] = function
+        return function
+
+    def startup(self, function: _Function) -> _Function:
+        """Decorator: call it before the services begin, with the resources that it takes."""
+        self._startup.append(function)
+        return function
+
+    def shutdown(self, function: _Function) -> _Function:
+        """Decorator: call it after the services have ended, with the resources that it takes."""
+        self._shutdown.append(function)
+        return function
+
+    def around(self, function: _Function) -> _Function:
+        """Decorator: call it in place of each handler, with the request and a function that goes on.
+
+        ``def log(request, call): return call(request)`` is for functions, ``async def`` with ``await
+        call(request)`` for async ones. What it returns or raises is the answer. The first one declared is the
+        outermost.
+        """
+        self._around.append(function)
+        return function
+
+    # --- its life -------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until SIGTERM, SIGINT or ``stop()``; a second signal stops at once.
+
+        Raises WorkerError if too many handlers of a service are stuck, and what a resource or a ``startup``
+        function raises.
+        """
+        if self._life is not None:
+            raise ClosedError("an App runs once")
+        if not self.services:
+            raise ConfigurationError("the App has no services: declare one with @app.service(NAME)")
+        self._life = _Life(self)
+        self._life.run()
+
+    def stop(self) -> None:
+        """Ask it to drain and end; returns at once. Any thread may call it."""
+        self._over.set()
+
+    def figures(self) -> list[WorkerFigures]:
+        """Each service at this moment. Any thread may ask."""
+        return [] if self._life is None else [worker.figures() for worker in list(self._life.workers)]
+
+
+class _Life:
+    """One run of an App, until ``over`` is set."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.over = app._over  # noqa: SLF001 - its own App's
+        self.workers: list[Worker | AsyncWorker] = []
+        self._values: dict[type, Any] = {}
+        self._async_kinds: set[type] = set()
+        self._errors: list[BaseException] = []
+        self._is_told = False
+
+    def run(self) -> None:
+        """All of it."""
+        previous: dict[signal.Signals, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                previous[number] = signal.signal(number, self._on_signal)
+        try:
+            with ExitStack() as stack:
+                try:
+                    self._begin(stack)
+                except BaseException as error:  # noqa: BLE001 - raised below: resources end as ever
+                    self._errors.append(error)
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        if self._errors:
+            raise self._errors[0]
+
+    def _begin(self, stack: ExitStack) -> None:
+        app = self.app
+        loop = stack.enter_context(_event_loop())
+        for kind, function in app._resources.items():  # noqa: SLF001 - its own App's
+            self._enter(kind, function, loop, stack)
+        for function in app._shutdown:  # noqa: SLF001
+            stack.callback(self._call, function, loop)
+        for function in app._startup:  # noqa: SLF001
+            self._call(function, loop)
+        self._serve(loop)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._is_told:
+            raise KeyboardInterrupt
+        self._is_told = True
+        self.over.set()
+
+    # --- resources ------------------------------------------------------------------------------------------
+
+    def _enter(self, kind: type, function: Callable[..., Any], loop: "_Loop", stack: ExitStack) -> None:
+        is_async = _is_async(function)
+        given = self._taken(function, is_async=is_async)
+        if is_async:
+            inner = AsyncExitStack()
+            manager = asynccontextmanager(function)(**given)
+            self._values[kind] = loop.run(inner.enter_async_context(manager))
+            self._async_kinds.add(kind)
+            stack.callback(lambda: loop.run(inner.aclose()))
+        else:
+            self._values[kind] = stack.enter_context(contextmanager(function)(**given))
+
+    def _taken(self, function: Callable[..., Any], *, is_async: bool, first: int = 0) -> dict[str, Any]:
+        """The resources that the function's parameters take, by name, from parameter ``first`` on."""
+        names = list(inspect.signature(function).parameters)[first:]
+        hints = get_type_hints(function) if names else {}
+        taken = {}
+        for name in names:
+            kind = hints.get(name)
+            if not isinstance(kind, type) or kind not in self._values:
+                continue
+            if kind in self._async_kinds and not is_async:
+                raise ConfigurationError(
+                    f"{function.__qualname__} takes the async resource {kind.__qualname__}: make it async"
+                )
+            taken[name] = self._values[kind]
+        return taken
+
+    def _call(self, function: Callable[..., Any], loop: "_Loop") -> None:
+        is_async = _is_async(function)
+        result = function(**self._taken(function, is_async=is_async))
+        if is_async:
+            loop.run(result)
+
+    # --- services -------------------------------------------------------------------------------------------
+
+    def _handler(self, service: Service) -> Callable[[Request], Any]:
+        function = service.function
+        given = self._taken(function, is_async=service.is_async, first=1)
+        if given:
+            function = _without(function, given)
+        around = [each for each in self.app._around if _is_async(each) == service.is_async]  # noqa: SLF001
+        if not around:
+            return function
+        if inspect.isasyncgenfunction(service.function):
+            return _around_stream(function, around)
+        for each in reversed(around):
+            function = functools.partial(_go_around, each, function)
+        return _as_async(function) if service.is_async else function
+
+    def _serve(self, loop: "_Loop") -> None:
+        """Until it is over. Every worker has ended then."""
+        threads = []
+        for service in self.app.services.values():
+            options = {**self.app._shared, **service.options}  # noqa: SLF001
+            endpoints, handler = options.pop("endpoints"), self._handler(service)
+            kind: type[Worker | AsyncWorker] = AsyncWorker if service.is_async else Worker
+            worker = kind(endpoints, service.name, handler, **options)
+            worker.time_handlers()
+            self.workers.append(worker)
+        for worker in self.workers:
+            serve = worker.run if isinstance(worker, Worker) else functools.partial(_run_async, worker, loop)
+            thread = threading.Thread(target=self._until_end, args=(serve,), name="bstar-service")
+            threads.append(thread)
+            thread.start()
+        try:
+            self.over.wait()
+        finally:
+            for worker in self.workers:
+                if isinstance(worker, Worker):
+                    worker.stop()
+                else:
+                    loop.call(worker.stop)
+            for thread in threads:
+                thread.join()
+
+    def _until_end(self, serve: Callable[[], None]) -> None:
+        """Serve one service. Its error ends all of them."""
+        try:
+            serve()
+        except BaseException as error:  # noqa: BLE001 - run() raises it
+            self._errors.append(error)
+        finally:
+            self.over.set()
+
+
+class _Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:  # Any: whatever it returns
+        """Run it there and wait for its result."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call it there soon."""
+        self._loop.call_soon_threadsafe(function)
+
+
+@contextmanager
+def _event_loop() -> Iterator[_Loop]:
+    """The loop of all that is async in one App. It runs also if nothing is."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="bstar-loop")
+    thread.start()
+    try:
+        yield _Loop(loop)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+
+def _run_async(worker: AsyncWorker, loop: _Loop) -> None:
+    loop.run(worker.run())
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+
+
+def _yielded(function: Callable[..., Any]) -> type:
+    """The type of what a generator function yields, by the annotation of its result."""
+    if not (inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)):
+        raise ConfigurationError(f"{function.__qualname__}: a resource is a function that yields one value")
+    arguments = get_args(get_type_hints(function).get("return"))
+    if not arguments or not isinstance(arguments[0], type):
+        raise ConfigurationError(
+            f"{function.__qualname__}: annotate what it yields, for example -> Iterator[Database]"
+        )
+    return arguments[0]
+
+
+def _without(function: Callable[..., Any], given: dict[str, Any]) -> Callable[..., Any]:
+    """The function with these parameters given, and without them in its signature."""
+    bound = functools.partial(function, **given)
+    signature = inspect.signature(function)
+    left = [each for name, each in signature.parameters.items() if name not in given]
+    bound.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]  # inspect reads it
+    return bound
+
+
+def _go_around(outer: Callable[..., Any], inner: Callable[[Request], Any], request: Request) -> Any:
+    return outer(request, inner)
+
+
+def _as_async(function: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Coroutine[Any, Any, Any]]:
+    async def handle(request: Request) -> Any:  # Any: the handler's reply
+        return await function(request)
+
+    return handle
+
+
+def _around_stream(
+    function: Callable[[Request], AsyncIterator[Any]], around: list[Callable[..., Any]]
+) -> Callable[[Request], AsyncIterator[Any]]:
+    """``call`` returns the iterator of parts, and an ``around`` may return another."""
+
+    async def begin(request: Request) -> AsyncIterator[Any]:
+        return function(request)
+
+    call: Callable[..., Any] = begin
+    for each in reversed(around):
+        call = functools.partial(_go_around, each, call)
+
+    async def handle(request: Request) -> AsyncIterator[Any]:
+        async for part in await call(request):
+            yield part
+
+    return handle

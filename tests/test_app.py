@@ -1,0 +1,275 @@
+"""Several services in one program: resources, startup and shutdown, what goes around handlers, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from bstar.errors import ClosedError, ConfigurationError, WorkerError
+from bstar_client import HAClient, HandlerError, Request
+from bstar_client.app import App
+from bstar_testing import Pair
+from support.waiting import LIMIT_S
+
+
+class Database:
+    """What handlers share."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Pool:
+    """What lives in the event loop."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with Pair(tmp_path_factory.mktemp("pair")) as made:
+        made.start()
+        yield made
+
+
+@contextmanager
+def running(app: App) -> Iterator[None]:
+    """It serves in a thread; what ended it is raised."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            app.run()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        app.stop()
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.loopback
+def test_services_of_both_kinds_share_resources_and_their_life_has_an_order(pair: Pair) -> None:
+    app, seen = App(pair.endpoints), list[str]()
+
+    @app.resource
+    def database() -> Iterator[Database]:
+        seen.append("database opens")
+        yield Database()
+        seen.append("database closes")
+
+    @app.resource
+    async def pool(database: Database) -> AsyncIterator[Pool]:
+        seen.append("pool opens")
+        yield Pool(database)
+        seen.append("pool closes")
+
+    @app.startup
+    def begin(database: Database) -> None:
+        database.count = 10
+        seen.append("startup")
+
+    @app.shutdown
+    async def end(pool: Pool) -> None:
+        seen.append(f"shutdown at {pool.database.count}")
+
+    @app.service("count", threads=2)
+    def count(request: Request, database: Database) -> bytes:
+        database.count += 1
+        return b"%d" % database.count
+
+    @app.service("read")
+    async def read(request: Request, pool: Pool) -> bytes:
+        await asyncio.sleep(0)
+        return b"%d" % pool.database.count
+
+    with running(app), HAClient(pair.endpoints) as client:
+        assert client.request("count", b"").body == b"11"
+        assert client.request("read", b"").body == b"11"
+        assert [each.service for each in app.figures()] == ["count", "read"]
+    assert seen == [
+        "database opens",
+        "pool opens",
+        "startup",
+        "shutdown at 11",
+        "pool closes",
+        "database closes",
+    ]
+
+
+@pytest.mark.loopback
+def test_what_goes_around_a_handler_may_replace_its_reply_or_its_error(pair: Pair) -> None:
+    app = App(pair.endpoints)
+
+    @app.around
+    def outer(request: Request, call: Callable[[Request], bytes]) -> bytes:
+        return b"<" + call(request) + b">"
+
+    @app.around
+    def inner(request: Request, call: Callable[[Request], bytes]) -> bytes:
+        try:
+            return call(request)
+        except KeyError:
+            return b"unknown"
+
+    @app.around
+    async def of_async(request: Request, call: Callable[[Request], Awaitable[bytes]]) -> bytes:
+        if request.body == b"denied":
+            raise PermissionError("no")
+        return await call(request)
+
+    @app.service("name")
+    def name(request: Request) -> bytes:
+        return {b"1": b"one"}[request.body]
+
+    @app.service("later")
+    async def later(request: Request) -> bytes:
+        return request.body
+
+    @app.service("parts")
+    async def parts(request: Request) -> AsyncIterator[bytes]:
+        yield b"a"
+        yield b"b"
+
+    with running(app), HAClient(pair.endpoints) as client:
+        assert client.request("name", b"1").body == b"<one>"
+        assert client.request("name", b"2").body == b"<unknown>"
+        assert client.request("later", b"x").body == b"x"
+        with pytest.raises(HandlerError, match="PermissionError: no"):
+            client.request("later", b"denied")
+        assert [reply.body for reply in client.stream("parts", b"")] == [b"a", b"b", b""]
+
+
+@pytest.mark.loopback
+def test_a_stop_lets_what_runs_finish(pair: Pair) -> None:
+    app, begun = App(pair.endpoints), threading.Event()
+
+    @app.service("slow")
+    def slow(request: Request) -> bytes:
+        begun.set()
+        app.stop()
+        time.sleep(0.3)  # the work
+        return b"done"
+
+    with HAClient(pair.endpoints) as client, running(app):
+        assert client.request("slow", b"").body == b"done"
+        assert begun.is_set()
+
+
+@pytest.mark.loopback
+def test_the_error_of_one_service_ends_all_and_the_resources(pair: Pair) -> None:
+    app, seen, release = App(pair.endpoints), list[str](), threading.Event()
+
+    @app.resource
+    def database() -> Iterator[Database]:
+        yield Database()
+        seen.append("closed")
+
+    @app.service("stuck", timeout=0.2)
+    def stuck(request: Request) -> bytes:
+        release.wait(LIMIT_S)
+        return b""
+
+    @app.service("fine")
+    async def fine(request: Request) -> bytes:
+        return b""
+
+    def exhaust() -> None:
+        with running(app), HAClient(pair.endpoints) as client:
+            for _ in range(3):
+                with pytest.raises(HandlerError):
+                    client.request("stuck", b"")
+            assert app._life is not None
+            assert app._life.over.wait(LIMIT_S)
+            release.set()
+
+    with pytest.raises(WorkerError, match="stuck"):
+        exhaust()
+    assert seen == ["closed"]
+
+
+@pytest.mark.loopback
+def test_a_startup_that_fails_ends_it_before_any_service(pair: Pair) -> None:
+    app, seen = App(pair.endpoints), list[str]()
+
+    @app.resource
+    def database() -> Iterator[Database]:
+        yield Database()
+        seen.append("closed")
+
+    @app.startup
+    async def fail() -> None:
+        raise OSError("no disk")
+
+    @app.service("a")
+    def a(request: Request) -> bytes:
+        return b""
+
+    with pytest.raises(OSError, match="no disk"):
+        app.run()
+    assert seen == ["closed"]
+    with pytest.raises(ClosedError, match="runs once"):
+        app.run()
+
+
+def test_mistakes_are_named_where_they_are_made() -> None:
+    app = App(["tcp://127.0.0.1:1"])
+    with pytest.raises(ConfigurationError, match="no services"):
+        app.run()
+
+    @app.service("a")
+    def handle(request: Request) -> bytes:
+        return b""
+
+    with pytest.raises(ConfigurationError, match="declared twice"):
+        app.service("a")(handle)
+
+    async def late(request: Request) -> bytes:
+        return b""
+
+    with pytest.raises(ConfigurationError, match="is async: it has no threads"):
+        app.service("b", threads=2)(late)
+    with pytest.raises(ConfigurationError, match="yields one value"):
+        app.resource(handle)
+
+    def untyped():  # type: ignore[no-untyped-def]  # the mistake
+        yield 1
+
+    with pytest.raises(ConfigurationError, match="annotate what it yields"):
+        app.resource(untyped)
+
+    def one() -> Iterator[Database]:
+        yield Database()
+
+    app.resource(one)
+    with pytest.raises(ConfigurationError, match="two resources are of type Database"):
+        app.resource(one)
+
+
+@pytest.mark.loopback
+def test_a_function_in_a_thread_cannot_take_an_async_resource(pair: Pair) -> None:
+    app = App(pair.endpoints)
+
+    @app.resource
+    async def database() -> AsyncIterator[Database]:
+        yield Database()
+
+    @app.service("a")
+    def handle(request: Request, database: Database) -> bytes:
+        return b""
+
+    with pytest.raises(ConfigurationError, match="takes the async resource Database: make it async"):
+        app.run()
