@@ -601,7 +601,7 @@ def test_nothing_begins_for_a_caller_who_has_left() -> None:
 
 def test_a_build_that_ignores_a_cancel_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bstar_broker.core.endings.Endings.give_up", lambda *_: [])
-    with pytest.raises(Violation, match=r"\(m\)"):
+    with pytest.raises(Violation, match=r"\(n\)"):
         with_callers_that_leave()
 
 

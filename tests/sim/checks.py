@@ -429,14 +429,14 @@ class Checks:
         self._left[issued.token] = issued
 
     def _check_left(self, worker: SimWorker | SimManager, token: str) -> None:
-        """(m) nothing begins for a caller who has left, unless a fault kept the node from hearing it."""
+        """(n) nothing begins for a caller who has left, unless a fault kept the node from hearing it."""
         issued = self._left.get(token)
         if issued is None or self.world.now <= issued.ended_at + LATE_MAX_S + 2 * self.travel_s_max:
             return
         since, now = issued.submitted_at - self.recovery_s, self.world.now
         troubles = [*self.troubles, *self._troubles_of.get(issued.client, ())]
         if not any(began <= now and ended >= since for began, ended in troubles):
-            self._fail("m", f"{worker.name} began {token} although its caller had left")
+            self._fail("n", f"{worker.name} began {token} although its caller had left")
 
     def _end(self, issued: Issued, outcome: str) -> None:
         issued.outcome = outcome
