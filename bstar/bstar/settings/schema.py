@@ -32,7 +32,7 @@ class Endpoints(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str,
         Meta(
             description="Where clients and workers connect: an endpoint to bind, tcp://ADDRESS:PORT or "
-            "ipc://PATH. An address that is not loopback needs security.key, or insecure: "
+            "ipc://PATH. Beyond loopback every endpoint needs security.key, or insecure: "
             "true."
         ),
     ]
@@ -53,10 +53,9 @@ class Endpoints(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     arbiter: Annotated[
         str | None,
         Meta(
-            description="Where the arbiter listens, the same on both nodes: an address to connect to. "
-            "With it a node serves only while its peer or the arbiter confirms it, so at "
-            "most one serves. null: none, and both may serve while the link between them is"
-            " cut."
+            description="Where the arbiter listens, the same on both nodes. With it at most one node "
+            "serves, and only while its peer or the arbiter confirms it. null: none, and "
+            "both may serve while the link between them is cut."
         ),
     ] = None
 
@@ -100,11 +99,10 @@ class Limits(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=100_000_000,
-            description="Requests that wait in the queue of one service. One more is refused as busy, "
-            "or dropped and counted (plain Majordomo). The last tenth is for clients that "
-            "have fewer requests here than that. Keep it an eighth above "
-            "requests_per_client_max: a plain client that sends all of those at once then "
-            "loses none. Each costs about 600 bytes with a small body.",
+            description="Requests that wait in the queue of one service, at about 600 bytes each. One "
+            "more is refused as busy, or dropped and counted (plain Majordomo). The last "
+            "tenth is for clients that have fewer requests here than that. Keep it an "
+            "eighth above requests_per_client_max.",
         ),
     ] = 125_000
     queue_bytes_max: Annotated[
@@ -112,10 +110,9 @@ class Limits(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=KIB,
             le=1024 * GIB,
-            description="Bytes of the bodies that wait in all queues, and of replies that clients have "
-            "not read. Beyond it requests are refused as busy, and replies dropped. The "
-            "last tenth is for clients that have fewer bytes waiting than that. Default 1 "
-            "GiB.",
+            description="Bytes of the bodies that wait in all queues, and of unread replies. Beyond it "
+            "requests are refused as busy, and replies dropped. The last tenth is for "
+            "clients with fewer bytes than that. Default 1 GiB.",
         ),
     ] = GIB
     requests_per_client_max: Annotated[
@@ -152,9 +149,9 @@ class Limits(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=16,
             le=10_000_000,
-            description="Frames of the largest message, its routing id included. A larger one is "
-            "dropped and counted; a native client gets INVALID, a worker is disconnected. A"
-            " frame costs some 50 bytes besides its own.",
+            description="Frames of the largest message. A larger one is dropped and counted; a native "
+            "client gets INVALID, a worker is disconnected. A frame costs some 50 bytes "
+            "besides its own.",
         ),
     ] = 65_536
     partials_buffer_bytes_max: Annotated[
@@ -269,7 +266,7 @@ class Journal(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=1_000,
             le=10_000_000,
-            description="Records that may wait while the disk is slow, of half a KiB each. A quarter is"
+            description="Records that may wait while the disk is slow, of half a KiB each; a quarter is"
             " for those that are not about single requests. What does not fit is dropped "
             "and counted.",
         ),
@@ -327,17 +324,15 @@ class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ProfileName,
         Meta(
             description="Timing of the link between the nodes, the same on both. auto adapts the "
-            "failover timeout: 0.3 s where no state message is late, 2 s at most. lan is "
-            "fixed: one switch, machines of the pair's own. wan: jitter of a second. guide:"
-            " the published Binary Star."
+            "failover timeout from 0.3 s to 2 s. lan is fixed, for machines of the pair's "
+            "own; wan for jitter of a second; guide is the published Binary Star's."
         ),
     ] = "auto"
     insecure: Annotated[
         bool,
         Meta(
-            description="true lets a node without security.key bind an address that is not loopback: "
-            "whoever reaches the port can then send requests, register as a worker or pose "
-            "as the peer."
+            description="true lets a node without security.key bind beyond loopback: whoever reaches "
+            "the port can then send requests, register as a worker or pose as the peer."
         ),
     ] = False
     state_dir: Annotated[
@@ -360,7 +355,7 @@ class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             description="What the active node does when native clients reach its peer only. handover "
             "gives the role to the peer after 10 failover timeouts (30 for a single "
-            "client), and not again for 200. stay leaves it to an operator."
+            "client), then not for 200. stay leaves it to an operator."
         ),
     ] = "handover"
     endpoints: Endpoints

@@ -21,8 +21,7 @@ class StoreOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         str | None,
         Meta(
             description="Where the stores of the two nodes meet: on the primary an endpoint to bind, on"
-            " the backup the same as seen from its machine. An address that is not loopback"
-            " needs security.key, or insecure: true."
+            " the backup the same as seen from its machine."
         ),
     ] = None
     when_alone: Annotated[

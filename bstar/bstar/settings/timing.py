@@ -29,9 +29,9 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=2 * HEARTBEAT_S_MIN,
             le=600,
-            description="Seconds of silence after which the peer counts as dead and the next request "
-            "makes the passive node active; also the longest pause that an active node "
-            "survives as active. The same on both nodes. Clients need longer deadlines.",
+            description="Seconds of silence after which the peer counts as dead; also the longest pause"
+            " that an active node survives as active. The same on both nodes. Clients need "
+            "longer deadlines.",
         ),
     ]
     failover_timeout_max_s: Annotated[
@@ -39,19 +39,18 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=2 * HEARTBEAT_S_MIN,
             le=600,
-            description="Above failover_timeout_s: that one is the minimum, and the nodes adapt the "
-            "timeout up to this maximum. The same as failover_timeout_s, or not set beside "
-            "it: the timeout is fixed. A node that has not heard its peer yet waits for this "
-            "long. The same on both nodes.",
+            description="Above failover_timeout_s: the nodes adapt the timeout between the two. The "
+            "same, or not set beside it: the timeout is fixed. A node that has not heard "
+            "its peer yet waits for this long. The same on both nodes.",
         ),
     ]
     expire_on_refused: Annotated[
         bool,
         Meta(
             description="Whether the peer counts as dead at once if its endpoints.state refuses "
-            "connections: milliseconds after its process was killed. Say false if anything "
-            "between the nodes could refuse in the name of a living process (a proxy, a "
-            "NAT, a firewall that rejects, a service address), or both may serve."
+            "connections. Say false if anything between the nodes could refuse in the name "
+            "of a living process (a proxy, a NAT, a firewall that rejects, a service "
+            "address), or both may serve."
         ),
     ]
     worker_heartbeat_interval_s: Annotated[
@@ -95,10 +94,9 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=0.02,
             le=86_400,
-            description="Seconds that a worker whose process lives may be silent while it works: a "
-            "native one whose handler holds the GIL or blocks the loop, or a plain "
-            "Majordomo one that sends no heartbeats then. A dead process or machine is "
-            "noticed earlier, by its connection.",
+            description="Seconds that a worker may be silent while it works, if its process lives: a "
+            "native one whose handler holds the GIL or blocks the loop, or a plain one "
+            "without heartbeats. A dead process or machine is noticed by its connection.",
         ),
     ]
     request_ttl_s: Annotated[
@@ -106,9 +104,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=0.1,
             le=86_400,
-            description="Seconds that a request may wait in a queue. One without a deadline of its own "
-            "(plain Majordomo) is then dropped and counted; one with a longer deadline goes"
-            " back to its client as busy, and comes again.",
+            description="Seconds that a request may wait in a queue. A native one then goes back to its"
+            " client as busy, and comes again; a plain one is dropped and counted.",
         ),
     ]
     client_check_interval_s: Annotated[
