@@ -1,0 +1,150 @@
+"""An app in several processes under load: its processes are recycled, started anew and killed, nodes are
+killed, and callers give up.
+
+Each request has a number. Its handler notes the execution and answers with the number; every fifth one waits
+until its caller, which cancels it, has gone. Nothing else may be lost, answered with another number or begun
+twice if its caller forbade that.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from bstar_client import CallFuture, HAClient, OutcomeUnknownError
+from bstar_testing import Pair, wait_until
+
+pytestmark = pytest.mark.timeout(600)
+
+ROUNDS = int(os.environ.get("ROUNDS") or 16)
+SEED = int(os.environ.get("SEED") or 1)
+LIMIT_S = 120.0
+THREADS = 6
+
+APP = """
+import os
+import threading
+
+from bstar_client import App, Request
+
+app = App({endpoints!r})
+notes = os.open({notes!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+
+@app.service("count", threads=4, credit=8)
+def count(request: Request) -> bytes:
+    os.write(notes, request.body + b"\\n")
+    return request.body
+
+
+@app.service("wait", threads=4)
+def wait(request: Request) -> bytes:
+    gone = threading.Event()
+    request.on_cancel(gone.set)
+    gone.wait({limit_s})
+    os.write(notes, b"left " + request.body + b"\\n")
+    return b""
+
+
+@app.service("pid")
+async def pid(request: Request) -> bytes:
+    return b"%d" % os.getpid()
+"""
+
+
+class Load:
+    """Callers in threads until ``stop``. What each call came to, by its number."""
+
+    def __init__(self, client: HAClient) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self._number = 0
+        self.is_over = False
+        self.answers: dict[int, bytes] = {}
+        self.unknown: set[int] = set()
+        self.once: set[int] = set()
+        self.left: list[CallFuture] = []
+
+    def ask(self) -> None:
+        """Call after call. Every fifth is given up, every third is forbidden to run twice."""
+        while not self.is_over:
+            with self._lock:
+                self._number = number = self._number + 1
+            body = b"%d" % number
+            if number % 5 == 0:
+                self.left.append(future := self._client.begin("wait", body))
+                time.sleep(0.02)  # how long the caller has patience
+                future.cancel()
+                continue
+            is_once = number % 3 == 0
+            if is_once:
+                self.once.add(number)
+            try:
+                self.answers[number] = self._client.request("count", body, idempotent=not is_once).body
+            except OutcomeUnknownError:
+                assert is_once
+                self.unknown.add(number)
+
+
+def test_nothing_is_lost_while_processes_are_recycled_and_killed(tmp_path: Path) -> None:
+    chance = random.Random(SEED)
+    notes = tmp_path / "notes"
+    with Pair(tmp_path / "pair") as pair:
+        pair.start()
+        source = APP.format(endpoints=list(pair.endpoints), notes=str(notes), limit_s=LIMIT_S)
+        (tmp_path / "shop.py").write_text(source)
+        options = ("--processes", "3", "--requests-max", "300", "--reload")
+        command = [sys.executable, "-m", "bstar_cli", "run", "shop:app", *options]
+        with (
+            (tmp_path / "log").open("w") as log,
+            HAClient(pair.endpoints, timeout=LIMIT_S) as client,
+            subprocess.Popen(command, cwd=tmp_path, stderr=log) as parent,
+            ThreadPoolExecutor(THREADS) as threads,
+        ):
+            try:
+                client.request("pid", b"")
+                load = Load(client)
+                callers = [threads.submit(load.ask) for _ in range(THREADS)]
+                seen = {_disturb(chance, pair, client, tmp_path) for _ in range(ROUNDS)}
+                load.is_over = True
+                for caller in callers:
+                    caller.result(LIMIT_S)
+                parent.send_signal(signal.SIGTERM)
+                assert parent.wait(LIMIT_S) == 0
+            finally:
+                load.is_over = True
+                parent.kill()
+    print(f"{len(load.answers)} answered, {len(load.unknown)} unknown, {len(load.left)} given up, {seen}")
+    assert len(load.answers) > 20 * ROUNDS, "too little traffic proves nothing"
+    assert all(answer == b"%d" % number for number, answer in load.answers.items())
+    begun = Counter(line for line in notes.read_text().splitlines() if not line.startswith("left "))
+    assert {number for number in load.once if begun[str(number)] > 1} == set()
+    assert all(begun[str(number)] for number in load.answers)
+
+
+def _disturb(chance: random.Random, pair: Pair, client: HAClient, folder: Path) -> str:
+    """One thing happens, and the app serves again."""
+    what = chance.choice(("process", "process", "node", "file"))
+    if what == "process":
+        os.kill(int(client.request("pid", b"").body), signal.SIGKILL)
+    elif what == "node":
+        node = pair.kill_active()
+        client.request("pid", b"")
+        node.start()
+        pair.settled()
+    else:
+        shop = folder / "shop.py"
+        shop.write_text(shop.read_text() + "\n")
+    wait_until(lambda: client.request("pid", b"").body, "the app serves", limit_s=LIMIT_S)
+    time.sleep(chance.uniform(0.1, 0.8))  # ordinary life between two faults
+    return what
