@@ -2,7 +2,7 @@
 
 The machine is sans-I/O. An entry is *committed* when it is on every disk that counts; only then both nodes
 apply it. Two nodes are no majority, so their disks keep marks that prove which copy has everything
-(docs/adr/0023-replicated-store.md has the losses under each failure). The invariants:
+(docs/adr/0023-replicated-store.md; docs/durable.md has the losses under each failure). The invariants:
 
 1. *Log matching.* In one epoch one node appends, in one run, to one log. So an epoch and a number name one
    entry, and logs that have it are the same up to it. An epoch has the parity of its role and is above all
