@@ -22,6 +22,7 @@ from bstar.errors import (
     CallTimeoutError,
     ClosedError,
     ConfigurationError,
+    DeclinedError,
     HandlerError,
     NoActiveNodeError,
     OutcomeUnknownError,
@@ -65,6 +66,7 @@ def of(kind: type[R], folder: Path) -> list[R]:
 # --- outcomes -----------------------------------------------------------------------------------------------
 
 ENDS: list[tuple[BstarError, str]] = [
+    (DeclinedError("a", "b"), "declined"),
     (HandlerError("no"), "failed"),
     (BusyError("full"), "busy"),
     (RejectedError("bad", code=6), "rejected"),

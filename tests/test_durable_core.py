@@ -9,7 +9,7 @@ import pytest
 
 from bstar.wire import durable, native
 from bstar.wire.durable import Cause, Fetch, Missed, Repeat, Schedule, Service, Standing, State, Submit
-from bstar.wire.messages import ErrorCode
+from bstar.wire.messages import OWN_BACKOFF, ErrorCode
 from bstar_broker.core.admission import REQUEST_BYTES
 from bstar_broker.store.core import durable as durable_store
 from bstar_broker.store.core import runner
@@ -48,9 +48,12 @@ def answer(
 
 
 def fail(
-    solo: SoloStore, job: native.Message, code: ErrorCode = ErrorCode.HANDLER_FAILED, **options: int
+    solo: SoloStore,
+    job: native.Message,
+    code: ErrorCode = ErrorCode.HANDLER_FAILED,
+    retry_ms: int = OWN_BACKOFF,
 ) -> list[list[bytes]]:
-    frames = native.encode_error(job.identity, job.epoch, code, b"no luck", **options)
+    frames = native.encode_error(job.identity, job.epoch, code, b"no luck", retry_ms=retry_ms)
     return solo.say(*frames, sender=WORKER)
 
 
@@ -139,7 +142,13 @@ def test_a_handler_that_asks_for_another_attempt_has_not_failed(solo: SoloStore)
     fail(solo, job, ErrorCode.RETRY, retry_ms=3_000)
     store = solo.node.store
     assert store is not None
-    assert store.state(solo.now).attempts == {"answered": 0, "failed": 0, "retried": 1, "returned": 0}
+    assert store.state(solo.now).attempts == {
+        "answered": 0,
+        "declined": 0,
+        "failed": 0,
+        "retried": 1,
+        "returned": 0,
+    }
     [service] = [each for each in solo.node.state(solo.now).broker.services if each.service == "work"]
     assert (service.failed, service.returned) == (0, 1)
 

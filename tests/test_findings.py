@@ -265,6 +265,13 @@ def test_a_rare_service_that_always_fails_is_found_by_its_last_hour() -> None:
     assert finding.why == "5 of 5 requests ended badly in the last hour"
 
 
+def test_what_handlers_decline_is_nothing_to_find() -> None:
+    looking = Findings()
+    sparse = [service_state("s", workers=1, declined=n, recent={"declined": 1}) for n in range(1, 20)]
+    results = [looking.look(state(each), 240.0 * n) for n, each in enumerate(sparse)]
+    assert results[-1] == []
+
+
 def test_the_passive_node_finds_nothing_about_the_workers_of_a_service() -> None:
     passive = state(service_state("echo", queued=3), state="PASSIVE", is_active=False, peer_state="ACTIVE")
     assert names(passive) == []

@@ -44,6 +44,7 @@ def test_objectives_of_a_service_say_what_its_requests_met(local: "SparkSession"
     of += [
         backup.request(later + 59_999_999, total_us=50_000, queued_us=20_000, busy_us=30_000, weight=8.0),
         backup.request(later, outcome="failed", total_us=200_000),
+        backup.request(later, service="strict", outcome="declined", total_us=200_000),
         backup.request(later, outcome="expired", total_us=5_000_000, deliveries=0),
         backup.request(later, outcome="returned", total_us=1),
         backup.request(later, outcome="late", total_us=1),
@@ -65,7 +66,14 @@ def test_objectives_of_a_service_say_what_its_requests_met(local: "SparkSession"
     parts = sketches(frame.where("at % 2 = 0")).unionByName(sketches(frame.where("at % 2 = 1")))
     found = minutes_of(objectives(parts, told))
     assert found == minutes_of(objectives(sketches(frame), told))
-    assert set(found) == {("echo", 0), ("echo", 1), ("lenient", 1), ("echo", 120), ("echo", 480)}
+    assert set(found) == {
+        ("echo", 0),
+        ("echo", 1),
+        ("lenient", 1),
+        ("strict", 1),
+        ("echo", 120),
+        ("echo", 480),
+    }
 
     calm = found["echo", 0]
     assert (calm["requests"], calm["rate"], calm["errors"], calm["error_share"]) == (100, 100 / 60, 0, 0)
@@ -89,6 +97,10 @@ def test_objectives_of_a_service_say_what_its_requests_met(local: "SparkSession"
     for window in ("burn_5m", "burn_1h", "burn_6h"):
         assert bad[window] == pytest.approx(7 / 115 / 0.01)
     assert bad["alert"] == "slow"  # 6.1 is above 6, and below 14.4
+
+    # What a handler declined is finished, and no error.
+    strict = found["strict", 1]
+    assert (strict["requests"], strict["errors"], strict["slow_share"]) == (1, 0, 1)
 
     # A failure that the objective does not count, and refusals that are then no requests.
     assert (found["lenient", 1]["requests"], found["lenient", 1]["errors"]) == (1, 0)

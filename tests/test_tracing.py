@@ -15,9 +15,19 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from bstar.errors import HandlerError
+from bstar.errors import DeclinedError, HandlerError
 from bstar.wire.limits import HEADERS_BYTES_MAX
-from bstar_client import Ask, AsyncHAClient, AsyncWorker, HAClient, Request, Worker, WorkerHooks, tracing
+from bstar_client import (
+    Ask,
+    AsyncHAClient,
+    AsyncWorker,
+    Declined,
+    HAClient,
+    Request,
+    Worker,
+    WorkerHooks,
+    tracing,
+)
 from bstar_testing import Pair, pair
 
 pytestmark = pytest.mark.loopback
@@ -145,6 +155,22 @@ def test_a_failed_handler_is_an_error_in_both_spans(nodes: Pair, collector: Coll
     assert (attribute(call, "error.type"), attribute(process, "error.type")) == ("HandlerError", "ValueError")
     assert {call.status.status_code, process.status.status_code} == {trace.StatusCode.ERROR}
     assert "no apples" in (process.status.description or "")
+
+
+def test_a_declined_request_is_no_error_in_either_span(nodes: Pair, collector: Collector) -> None:
+    def decline(request: Request) -> bytes:
+        raise Declined("no-such-sku", "we do not sell 7", data={"near": [6, 8]})
+
+    with worker(nodes, collector, "strict", decline), client(nodes, collector) as asking:
+        with pytest.raises(DeclinedError) as caught:
+            asking.request("strict", b"")
+        collector.wait(3)
+    assert (caught.value.code, caught.value.data) == ("no-such-sku", {"near": [6, 8]})
+    [call], [process] = collector.named("request strict"), collector.named("process strict")
+    for span in (call, process):
+        assert attribute(span, "bstar.declined") == "no-such-sku"
+        assert attribute(span, "error.type") is None
+        assert span.status.status_code is not trace.StatusCode.ERROR
 
 
 def test_calls_of_a_map_are_spans_of_their_own_and_keep_their_headers(

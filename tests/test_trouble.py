@@ -89,6 +89,7 @@ def test_each_sign_has_its_sentence(changes: dict[str, Any], sign: str, sentence
         {},
         {"workers": 1, "queued": 500, "oldest_waiting_s": 30.0, "oldest_running_s": 300.0},
         {"recent": {"expired": 2}},
+        {"workers": 1, "recent": {"declined": 500, "answered": 1}},
         {"workers": 1, "recent": {"failed": 4}},
         {"workers": 1, "recent": {"answered": 1_000, "failed": 14}},
         {"workers": 1, "recent": {"returned": 1_000, "answered": 1}},

@@ -22,6 +22,7 @@ from bstar.pair.arbiter import ArbiterServer
 from bstar_cli import exits
 from bstar_cli.main import main
 from bstar_client import AsyncWorker, HAClient, HandlerError, Request, Worker, WorkerHooks, metrics
+from bstar_client.core.counters import ENDS
 from bstar_client.core.events import Connected, FailedOver
 from bstar_client.core.figures import ClientFigures
 from bstar_client.core.worker.handler_times import BOUNDS_S, HandlerTimes
@@ -82,7 +83,7 @@ class FakeClient:
         self.observers: list[Any] = []
 
     def figures(self) -> ClientFigures:
-        counters = dict.fromkeys((*metrics.CLIENT_OUTCOMES, *metrics.CLIENT_EVENTS), 0)
+        counters = dict.fromkeys((*ENDS, *metrics.CLIENT_EVENTS), 0)
         return ClientFigures(counters | {"requests": 7, "replies": 5}, 2, {"bstar": True})
 
     def observe(self, observer: Any) -> None:

@@ -16,6 +16,7 @@ from bstar.errors import (
     ClosedError,
     ConfigurationError,
     DeadLetterError,
+    DeclinedError,
     DualActiveError,
     DualPassiveError,
     DurableError,
@@ -46,10 +47,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BinaryStar", "BstarError", "BulkCallError", "BusyError", "CallError", "CallTimeoutError", "ClosedError",
-    "ConfigurationError", "DeadLetterError", "DualActiveError", "DualPassiveError", "DurableError",
-    "ForkedError", "HandlerError", "LocalProtocolError", "NoActiveNodeError", "OutcomeUnknownError",
-    "PairError", "PeerMismatchError", "PipelineError", "ProtocolError", "Reactor", "RefusedError",
-    "RejectedError", "RemoteProtocolError", "RequestCancelledError", "Role", "State",
+    "ConfigurationError", "DeadLetterError", "DeclinedError", "DualActiveError", "DualPassiveError",
+    "DurableError", "ForkedError", "HandlerError", "LocalProtocolError", "NoActiveNodeError",
+    "OutcomeUnknownError", "PairError", "PeerMismatchError", "PipelineError", "ProtocolError", "Reactor",
+    "RefusedError", "RejectedError", "RemoteProtocolError", "RequestCancelledError", "Role", "State",
     "StoreEndedError", "StoreError", "StreamInterruptedError", "UnknownRequestError", "WorkerError",
     "__version__",
 ]  # fmt: skip

@@ -22,6 +22,7 @@ node. Edge code turns foreign errors (of a socket, a file, a parser) into these 
     │   ├── OutcomeUnknownError         it may have been executed; whether it was cannot be known here
     │   │   └── StreamInterruptedError  … after some PARTIALs had been delivered
     │   ├── HandlerError                it was executed, and the worker's handler failed
+    │   │   └── DeclinedError           … no: the handler declined it, with a code
     │   └── DurableError                a durable request has no answer, and will have none
     │       ├── DeadLetterError         … all its attempts failed, or its time ended
     │       ├── RequestCancelledError   … it was cancelled
@@ -179,6 +180,20 @@ class HandlerError(CallError):
         self.text = text
 
 
+class DeclinedError(HandlerError):
+    """The handler declined the request (``raise Declined(…)``): an answer of a service that works.
+
+    ``code`` is for programs, ``text`` for people. ``data`` is what the handler added, as JSON has it; None
+    without it, and if a node of an earlier release has passed the answer on.
+    """
+
+    def __init__(self, code: str, text: str, data: object = None) -> None:
+        super().__init__(f"{code}: {text}" if text else code)
+        self.code = code
+        self.text = text
+        self.data = data
+
+
 class DurableError(CallError):
     """A durable request has no answer and will have none. ``request_id`` is its id."""
 
@@ -190,16 +205,20 @@ class DurableError(CallError):
 class DeadLetterError(DurableError):
     """All attempts of a durable request failed, or its time ended. It stays in the store as a dead letter.
 
-    ``cause``: ``"failed"`` (its handler failed each time), ``"poison"`` (every worker that got it was lost),
-    ``"expired"`` or ``"rejected"`` (it cannot be done at all). ``text`` is what the last attempt said.
+    ``cause``: ``"failed"`` (its handler failed each time), ``"declined"`` (its handler declined it, with
+    ``code``), ``"poison"`` (every worker that got it was lost), ``"expired"`` or ``"rejected"`` (it cannot be
+    done at all). ``text`` is what the last attempt said. ``code`` is None but for ``"declined"``.
     ``may_have_executed`` is False only for one that was rejected without an attempt: an attempt under way
     when the time ends is not counted.
     """
 
-    def __init__(self, text: str, *, request_id: str, cause: str, said: str, attempts: int) -> None:
+    def __init__(
+        self, text: str, *, request_id: str, cause: str, said: str, attempts: int, code: str | None = None
+    ) -> None:
         is_refused = cause == "rejected" and not attempts
         super().__init__(text, request_id=request_id, may_have_executed=not is_refused)
         self.cause = cause
+        self.code = code
         self.text = said
         self.attempts = attempts
 

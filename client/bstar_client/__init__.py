@@ -22,6 +22,7 @@ from bstar.errors import (
     ClosedError,
     ConfigurationError,
     DeadLetterError,
+    DeclinedError,
     DurableError,
     ForkedError,
     HandlerError,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from bstar_client.aio.client import AsyncHAClient
     from bstar_client.aio.worker import AsyncHandler, AsyncWorker
     from bstar_client.app import App
+    from bstar_client.arguments.declined import Declined
     from bstar_client.arguments.settings import LinkSettings
     from bstar_client.calls.durable import RetryPolicy, Task
     from bstar_client.calls.durable_answers import RequestStatus, Result
@@ -82,6 +84,8 @@ __all__ = [
     "ConfigurationError",
     "Connected",
     "DeadLetterError",
+    "Declined",
+    "DeclinedError",
     "Disconnected",
     "DurableError",
     "Event",
@@ -150,6 +154,7 @@ __getattr__ = on_demand(
         "bstar_client.journal": ["JournalSettings"],
         "bstar_client.workers.replies": ["ReplyMemory", "ReplyStore"],
         "bstar_client.workers.reply_file": ["ReplyFile"],
+        "bstar_client.arguments.declined": ["Declined"],
         "bstar_client.arguments.settings": ["LinkSettings"],
         "bstar_client.calls.status": ["NodeReport", "node_states"],
         "bstar_client.sync.brokerless": ["Freelance", "LazyPirateClient", "StarClient"],

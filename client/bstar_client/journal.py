@@ -29,6 +29,7 @@ from bstar.errors import (
     CallTimeoutError,
     ClosedError,
     ConfigurationError,
+    DeclinedError,
     HandlerError,
     NoActiveNodeError,
     OutcomeUnknownError,
@@ -50,6 +51,7 @@ _PAIR = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # as the nodes' setting 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
 # The first match counts; the tree of errors is in bstar.errors.
 _OUTCOMES: tuple[tuple[type[BstarError], str], ...] = (
+    (DeclinedError, "declined"),
     (HandlerError, "failed"),
     (BusyError, "busy"),
     (RejectedError, "rejected"),
@@ -224,8 +226,10 @@ class WorkJournal:
             return  # it was recorded when it was given up
         elif kind == "final":
             self._ended(job, "answered", job.ended_at, *_measured(body))
-        elif kind in ("failure", "retry", "cancelled"):
-            self._ended(job, "cancelled" if kind == "cancelled" else "failed", job.ended_at)
+        elif kind in ("declined", "cancelled"):
+            self._ended(job, kind, job.ended_at)
+        elif kind in ("failure", "retry"):
+            self._ended(job, "failed", job.ended_at)
 
     def given_up(self, job: Job) -> None:
         """A handler exceeded its time and was given up."""

@@ -31,13 +31,16 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(text, name=error.name) from error
 
 from bstar.errors import ConfigurationError
+from bstar_client.core.counters import ENDS
 from bstar_client.core.events import Event, FailedOver
 from bstar_client.core.figures import ClientFigures, WorkerFigures
 from bstar_client.core.worker.handler_times import BOUNDS_S, HandlerTimes
 
 __all__ = ["register"]
 
-WORKER_OUTCOMES = ("finished", "failed", "timed_out", "expired", "stale", "replayed", "cancelled")
+WORKER_OUTCOMES = (
+    "finished", "declined", "failed", "timed_out", "expired", "stale", "replayed", "cancelled",
+)  # fmt: skip
 WORKER_EVENTS = (
     "registrations",
     "sessions_lost",
@@ -46,7 +49,6 @@ WORKER_EVENTS = (
     "results_late",
     "messages_invalid",
 )
-CLIENT_OUTCOMES = ("replies", "failures")
 CLIENT_EVENTS = ("resends", "votes", "failovers", "busy", "refusals", "joined", "messages_invalid")
 
 
@@ -221,7 +223,7 @@ def _clients(clients: "list[tuple[str, ClientFigures, HandlerTimes]]") -> Iterat
     )
     for name, each, gaps in clients:
         sent.add_metric((name,), each.counters["requests"])
-        for outcome in CLIENT_OUTCOMES:
+        for outcome in ENDS:
             ended.add_metric((name, outcome), each.counters[outcome])
         for event in CLIENT_EVENTS:
             events.add_metric((name, event), each.counters[event])

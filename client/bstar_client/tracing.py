@@ -35,7 +35,8 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(text, name=error.name) from error
 
 from bstar.base.printable import printable
-from bstar.errors import BstarError
+from bstar.errors import BstarError, DeclinedError
+from bstar_client.arguments.declined import Declined
 from bstar_client.core.calls import Call, CallTracer, Reply
 from bstar_client.workers.failures import text_of
 from bstar_client.workers.handlers import Request, WorkerHooks
@@ -43,6 +44,7 @@ from bstar_client.workers.handlers import Request, WorkerHooks
 __all__ = ["SpanHooks", "TraceFilter", "instrument"]
 
 _SYSTEM = "bstar"
+_DECLINED = "bstar.declined"
 
 
 class TracedClient(Protocol):
@@ -98,7 +100,10 @@ class _CallSpans:
 
     def failed(self, call: Call, error: BstarError) -> None:
         """The call ended with an error."""
-        _note_error(call.trace, error)
+        if isinstance(error, DeclinedError):
+            call.trace.set_attribute(_DECLINED, error.code)
+        else:
+            _note_error(call.trace, error)
         _end(call)
 
     def abandoned(self, call: Call) -> None:
@@ -168,6 +173,14 @@ class SpanHooks(WorkerHooks):
         try:
             self._hooks.request_finished(worker, request)
         finally:
+            self._end(request, None)
+
+    def request_declined(self, worker: Any, request: Request, declined: Declined) -> None:
+        """End the handler's span with its code."""
+        try:
+            self._hooks.request_declined(worker, request, declined)
+        finally:
+            self._open[id(request)][0].set_attribute(_DECLINED, declined.code)
             self._end(request, None)
 
     def request_failed(self, worker: Any, request: Request, error: BaseException) -> None:

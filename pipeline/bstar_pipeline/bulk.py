@@ -22,6 +22,7 @@ from bstar.errors import (
     CallTimeoutError,
     ClosedError,
     ConfigurationError,
+    DeclinedError,
     HandlerError,
     LocalProtocolError,
     NoActiveNodeError,
@@ -38,7 +39,7 @@ _WINDOW_MAX = 100_000
 # Rows of a batch that are turned into Python's octets at a time.
 _SLICE_ROWS = 1_024
 
-Status = Literal["answered", "failed", "busy", "rejected", "no-active", "timeout", "unknown"]
+Status = Literal["answered", "declined", "failed", "busy", "rejected", "no-active", "timeout", "unknown"]
 
 
 class BulkPlan(msgspec.Struct, frozen=True):
@@ -102,6 +103,7 @@ OUTCOME = tuple(name for name, _ in _outcome_fields(has_frames=False))
 
 # The first kind that an error is of tells the status.
 _STATUSES: tuple[tuple[type[BstarError], Status], ...] = (
+    (DeclinedError, "declined"),
     (HandlerError, "failed"),
     (BusyError, "busy"),
     (RejectedError, "rejected"),

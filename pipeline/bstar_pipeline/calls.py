@@ -73,8 +73,9 @@ def call(
     Added columns, with ``prefix`` before their names:
 
     - ``reply`` BINARY, null if there is none; with ``frames=True`` ARRAY<BINARY>, all frames of the reply
-    - ``status`` STRING: answered; failed (the handler raised); certainly not executed by this request: busy,
-      rejected (also: null body or key, body too large), no-active; perhaps executed: timeout, unknown
+    - ``status`` STRING: answered; declined or failed (the handler raised Declined, or anything else);
+      certainly not executed by this request: busy, rejected (also: null body or key, body too large),
+      no-active; perhaps executed: timeout, unknown
     - ``error`` STRING, null if answered
     - ``attempts`` INT: how often it was sent; ``latency_us`` BIGINT: from its beginning to its end
     - ``endpoint`` STRING and ``epoch`` BIGINT: the node that answered and its activation

@@ -127,6 +127,10 @@ class Mdp01Worker(Mdp02Worker):
         """The same, with ``[500] [text]`` for a body."""
         return MDP01.encode_final(job.identity, [b"500", text.encode()])
 
+    def declined(self, job: Job, text: bytes, data: bytes) -> Frames:
+        """The same."""
+        return MDP01.encode_final(job.identity, [b"500", text])
+
     def read(self, frames: Frames) -> Heard:
         """Read REQUEST, HEARTBEAT or DISCONNECT."""
         command = MDP01.decode_for_worker(frames)
@@ -166,6 +170,10 @@ class PirateWorker(Mdp02Worker):
     def failure(self, job: Job, code: int, text: str, retry_ms: int = OWN_BACKOFF) -> Frames:
         """The same, with ``[500] [text]`` for a body."""
         return [job.identity, b"", b"500", text.encode()]
+
+    def declined(self, job: Job, text: bytes, data: bytes) -> Frames:
+        """The same."""
+        return [job.identity, b"", b"500", text]
 
     def read(self, frames: Frames) -> Heard:
         """Read REQUEST or HEARTBEAT."""

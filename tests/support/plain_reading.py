@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 OUTAGE_MIN_US = 100_000
-_ANSWERS = ("answered", "failed")
+_ANSWERS = ("answered", "declined", "failed")
 _NOT_ANSWERED = ("timeout", "unknown", "interrupted", "no-active", "busy")
 
 

@@ -47,7 +47,7 @@ _SYNC_S_MAX: Final = 0.25
 # What a node gave back is sent to its peer, and what a client gave up is unwanted: neither says anything
 # about the service.
 _NEUTRAL: Final = ("returned", "cancelled")
-_GOOD: Final = "answered"
+_GOOD: Final = ("answered", "declined")
 _BAD: Final = ("failed", "refused", "expired", "poisoned", "lost")
 # The windows of a service.
 _OF_SERVICE: Final = ("bad", "ended", "workers lost", "poisoned")
@@ -308,7 +308,7 @@ NODE: Final[tuple[Entry[NodeState], ...]] = (
 def _ended(service: ServiceState) -> tuple[int, dict[str, int]]:
     """How many requests of the last five minutes ended, and the outcomes that are bad."""
     ended = {outcome: count for outcome, count in service.recent.items() if outcome not in _NEUTRAL}
-    return sum(ended.values()), {outcome: count for outcome, count in ended.items() if outcome != _GOOD}
+    return sum(ended.values()), {outcome: count for outcome, count in ended.items() if outcome not in _GOOD}
 
 
 def _words(counts: dict[str, int]) -> str:
@@ -475,7 +475,8 @@ class Findings:
                 if not (bad or service.workers_lost) or len(self._tracked) >= _SERVICES_MAX:
                     continue
                 self._tracked.add(name)
-            total, recent = bad + service.answered, _ended(service)
+            good = sum(getattr(service, outcome) for outcome in _GOOD)
+            total, recent = bad + good, _ended(service)
             counts = (
                 ("bad", bad, bad - sum(recent[1].values())),
                 ("ended", total, total - recent[0]),

@@ -18,6 +18,7 @@ class Ending(msgspec.Struct, gc=False):
     """What became of a request: ``body`` is the answer, None without one.
 
     ``code`` is an ErrorCode, 0 where the request was not executed and may be given to the broker again.
+    ``is_declined``: no further attempt would end otherwise.
     """
 
     identity: bytes
@@ -25,6 +26,7 @@ class Ending(msgspec.Struct, gc=False):
     code: int = 0
     text: str = ""
     retry_ms: int = -1
+    is_declined: bool = False
 
 
 class Mailbox:
@@ -55,6 +57,12 @@ class Mailbox:
         """An attempt has failed, or the request expired in the queue."""
         code = 0 if code == ErrorCode.EXPIRED else code
         self.endings.append(Ending(asker.identity, None, code, bytes(text).decode("utf-8", "replace")))
+        return None
+
+    def declined(self, asker: Asker, service: bytes, epoch: int, text: bytes, data: bytes) -> Frames | None:
+        """The last attempt: its handler declines it."""
+        said = bytes(text).decode("utf-8", "replace")
+        self.endings.append(Ending(asker.identity, None, ErrorCode.HANDLER_FAILED, said, is_declined=True))
         return None
 
     def retry_after(self, retry_ms: int) -> None:

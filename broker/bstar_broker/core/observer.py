@@ -10,7 +10,9 @@ from typing import Literal, Protocol
 from bstar.wire.messages import Finals
 from bstar_broker.core.records import Accepted, Bundle, ServiceRecord, WorkerRecord
 
-Outcome = Literal["answered", "failed", "expired", "poison", "lost", "cancelled", "returned", "late"]
+Outcome = Literal[
+    "answered", "declined", "failed", "expired", "poison", "lost", "cancelled", "returned", "late"
+]
 Order = Literal["pause", "resume", "purge", "drain-worker", "resume-worker", "cancel-request"]
 LostBecause = Literal["drained", "left", "expired", "stuck", "unreachable", "invalid", "unexpected"]
 

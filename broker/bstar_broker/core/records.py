@@ -21,7 +21,9 @@ from bstar.wire.messages import NO_PROCESS, Process
 from bstar_broker.core.queues import FairQueue
 
 # How a request ends at a node. A service counts each outcome under this name.
-OUTCOMES = ("answered", "failed", "refused", "expired", "poisoned", "lost", "cancelled", "returned")
+OUTCOMES = (
+    "answered", "declined", "failed", "refused", "expired", "poisoned", "lost", "cancelled", "returned",
+)  # fmt: skip
 # All counts of a service, except its latencies.
 COUNTERS = (*OUTCOMES, "accepted", "redelivered", "duplicates", "workers_lost", "stalls")
 
@@ -251,6 +253,7 @@ class Tally:
 
     accepted: int = 0
     answered: int = 0
+    declined: int = 0
     failed: int = 0
     expired: int = 0
     poisoned: int = 0

@@ -58,19 +58,29 @@ class Replies:
                 )
             else:
                 assert type(message) is Failure
-                if request.codec is ledger.mailbox and message.code == ErrorCode.RETRY:
-                    # Its handler gives it back to the store until later.
-                    tally.returned += 1
-                else:
-                    tally.failed += 1
-                ledger.report(request, "failed", (message.text,), now)
-                frames = request.codec.failure(request, ledger.epoch, message.code, message.text)
-                if request.codec is ledger.mailbox:
-                    ledger.mailbox.retry_after(message.retry_ms)
+                frames = self._fail(request, message, now)
             ledger.answer(request, frames, outputs)
         ledger.forget(request)
         self._has_room(worker, now, outputs)
         return outputs
+
+    def _fail(self, request: Accepted, failure: Failure, now: float) -> list[bytes] | None:
+        """Count the request; the message that tells its client."""
+        ledger, codec, service = self._ledger, request.codec, request.service
+        if failure.is_declined:
+            service.tally.declined += 1
+            ledger.report(request, "declined", (failure.text,), now)
+            return codec.declined(request, service.name, ledger.epoch, failure.text, failure.data)
+        if codec is ledger.mailbox and failure.code == ErrorCode.RETRY:
+            # Its handler gives it back to the store until later.
+            service.tally.returned += 1
+        else:
+            service.tally.failed += 1
+        ledger.report(request, "failed", (failure.text,), now)
+        frames = codec.failure(request, ledger.epoch, failure.code, failure.text)
+        if codec is ledger.mailbox:
+            ledger.mailbox.retry_after(failure.retry_ms)
+        return frames
 
     def receive_partial(self, message: Partial, now: float) -> list[Output]:
         """Handle a PARTIAL: more replies will follow."""

@@ -53,6 +53,7 @@ class ServiceState(msgspec.Struct, frozen=True):
     pause_why: str = ""
     paused_for_s: float = 0.0
     drained: int = 0
+    declined: int = 0
 
 
 class WorkerState(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from zlib import crc32
 import msgspec
 
 from bstar.journal import Journal
+from bstar.wire.declined import read_declined
 from bstar.wire.durable import Cause, State
 from bstar_broker.store.core.commands import Swept
 from bstar_broker.store.core.events import Applied, Change
@@ -86,7 +87,7 @@ class DurableLines:
         elif step in _ENDS:
             more += b',"total_us":%d' % ((record.ended_ms - record.submitted_ms) * 1000)
             if step == "dead":
-                more += b',"cause":"%b"' % _CAUSES[record.cause]
+                more += b',"cause":"%b"' % _cause_of(record)
         if crc is not None:
             more += b',"bytes_out":%d,"reply_crc":%d' % (bytes_out, crc)
         service = self._quoted.get(record.service) or self._quote(record.service)
@@ -100,6 +101,11 @@ class DurableLines:
         quoted = msgspec.json.encode(service.decode("utf-8", "backslashreplace"))
         self._quoted[service] = quoted
         return quoted
+
+
+def _cause_of(record: Record) -> bytes:
+    is_declined = record.cause == Cause.FAILED and read_declined(record.text.encode()) is not None
+    return b"declined" if is_declined else _CAUSES[record.cause]
 
 
 def _step_of(change: Change) -> str | None:

@@ -12,7 +12,7 @@ from bstar_broker.core.records import Held, ServiceRecord
 # The counters of a service that a record of its load has, under the same names.
 _COUNTERS = (
     "accepted", "answered", "failed", "refused", "expired", "poisoned", "lost", "cancelled", "returned",
-    "redelivered", "duplicates",
+    "redelivered", "duplicates", "declined",
 )  # fmt: skip
 _US = 1e6
 

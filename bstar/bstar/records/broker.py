@@ -4,6 +4,9 @@ from typing import Literal
 
 from bstar.records.base import Base
 
+FINISHED = ("answered", "declined", "failed")
+"""Outcomes of requests, and of calls, that a handler ended."""
+
 
 class WorkerRegistered(Base, frozen=True, tag="worker-registered"):
     """``worker`` is its routing id; ``credit`` how many requests it takes at once.
@@ -56,7 +59,8 @@ class Request(Base, frozen=True, tag="request"):
     name, "-" and the routing id. A ``number`` of 2^62 or more comes from a key of the caller (BSN-G-14). The
     routing ids ``sender`` and ``worker``: where it came from, who had it last.
 
-    ``outcome``: "answered"; "failed" (the handler raised); "expired", "poison". "lost": the worker died after
+    ``outcome``: "answered"; "declined" or "failed" (the handler raised Declined, or anything else);
+    "expired", "poison". "lost": the worker died after
     PARTIALs, at the request's end, or with a request that must not be executed twice. "returned": the node
     gave up its role, or the request left the queue for its client to send it again; ``worker`` is empty if
     no worker had it. "cancelled": its client gave it up, or a durable request was cancelled. "late": a worker
@@ -70,7 +74,9 @@ class Request(Base, frozen=True, tag="request"):
     number: int
     service: str
     sender: str
-    outcome: Literal["answered", "failed", "expired", "poison", "lost", "cancelled", "returned", "late"]
+    outcome: Literal[
+        "answered", "declined", "failed", "expired", "poison", "lost", "cancelled", "returned", "late"
+    ]
     epoch: int
     total_us: int
     queued_us: int = 0
@@ -117,6 +123,7 @@ class Load(Base, frozen=True, tag="load"):
     returned: int = 0
     redelivered: int = 0
     duplicates: int = 0
+    declined: int = 0
 
 
 BrokerRecord = WorkerRegistered | WorkerLost | ServiceOrdered | Request | Refused | Load

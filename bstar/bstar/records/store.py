@@ -13,10 +13,10 @@ class Durable(Base, frozen=True, tag="durable"):
     ``entry`` is the number of the log entry that did it, 0 for "fetched".
 
     ``step``: "submitted" (it may be acknowledged), "attempt" (one failed, another follows), "answered",
-    "dead" (for a ``cause``: failed, poison, expired or rejected), "cancelled", "retried" (a dead letter is
-    pending again), "fetched" (a client gets the answer), "closed" (a client wants it no more), "forgotten"
-    (its time in the store is over). ``attempts`` counts those that failed. ``total_us`` counts from its
-    submission to its end.
+    "dead" (for a ``cause``: failed, declined, poison, expired or rejected), "cancelled", "retried" (a dead
+    letter is pending again), "fetched" (a client gets the answer), "closed" (a client wants it no more),
+    "forgotten" (its time in the store is over). ``attempts`` counts those that failed. ``total_us`` counts
+    from its submission to its end.
     """
 
     client: str

@@ -21,8 +21,8 @@ class Unregistered(Base, frozen=True, tag="unregistered"):
 class Execution(Base, frozen=True, tag="execution"):
     """A handler has ended: once for each time that a request was executed.
 
-    ``outcome``: "answered", "failed" (it raised), "cancelled" (it raised after its request was
-    cancelled), "stuck" (it ran past its time and was given up).
+    ``outcome``: "answered", "declined" or "failed" (it raised Declined, or anything else), "cancelled" (it
+    raised after its request was cancelled), "stuck" (it ran past its time and was given up).
     ``is_repeated``: the request may have been executed before. Of a plain MDP request ``client`` begins with
     "mdp-" and cannot be joined to what others recorded.
     """
@@ -30,7 +30,7 @@ class Execution(Base, frozen=True, tag="execution"):
     client: str
     number: int
     service: str
-    outcome: Literal["answered", "failed", "cancelled", "stuck"]
+    outcome: Literal["answered", "declined", "failed", "cancelled", "stuck"]
     epoch: int
     busy_us: int
     endpoint: str = ""

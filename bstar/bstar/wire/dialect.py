@@ -65,6 +65,9 @@ class ClientCodec(Protocol):
     def failure(self, asker: Asker, epoch: int, code: int, text: bytes) -> Frames | None:
         """Tell the client that its request ended without a reply, and why (``ErrorCode``)."""
 
+    def declined(self, asker: Asker, service: bytes, epoch: int, text: bytes, data: bytes) -> Frames | None:
+        """Tell the client that the handler declined its request; ``text`` is as ``wire.declined`` has it."""
+
     def busy(self, asker: Asker, epoch: int, retry_after_ms: int, text: bytes) -> Frames | None:
         """Tell the client that its request was not accepted, and when to try again."""
 

@@ -66,7 +66,7 @@ class Cause(enum.IntEnum):
     """Why a request is dead. The numbers are on the wire and on disks, and never change."""
 
     NONE = 0
-    FAILED = 1  # its handler failed in each attempt
+    FAILED = 1  # its handler failed in each attempt, or declined it: the text tells (``wire.declined``)
     POISON = 2  # every worker that got it was lost
     EXPIRED = 3  # its time ended before an attempt succeeded
     REJECTED = 4  # the broker or the worker cannot take it at all

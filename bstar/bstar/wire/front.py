@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from bstar.wire.dialect import Asker, Dialect, Envelope, Frames, WorkRequest
-from bstar.wire.messages import NodeStatus
+from bstar.wire.messages import ErrorCode, NodeStatus
 
 
 class Verb(enum.Enum):
@@ -143,6 +143,10 @@ class FrontCodec:
         """FAILURE: there will be no answer."""
         fields = {"identity": asker.identity, "code": code, "text": bytes(text).decode("utf-8", "replace")}
         return _frames(asker.sender, asker.envelope, [], Verb.FAILURE, epoch=epoch, **fields)
+
+    def declined(self, asker: Asker, service: bytes, epoch: int, text: bytes, data: bytes) -> Frames:
+        """FAILURE: no front's dialect knows more."""
+        return self.failure(asker, epoch, ErrorCode.HANDLER_FAILED, text)
 
     def busy(self, asker: Asker, epoch: int, retry_after_ms: int, text: bytes) -> Frames:
         """BUSY: the broker did not take the request."""

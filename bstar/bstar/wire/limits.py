@@ -31,6 +31,9 @@ VERSION_BYTES_MAX = 32
 # A text that travels in an ERROR or BUSY message is for people.
 TEXT_BYTES_MAX = 4_096
 
+# The data of a declined request: some fields for its caller, not a reply.
+DECLINED_DATA_BYTES_MAX = 65_536
+
 # Rows of one batch. Each has a thousandth of a message's cost; more would only make the last ones wait.
 BATCH_ROWS_MAX = 1_024
 

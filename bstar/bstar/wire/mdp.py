@@ -190,6 +190,10 @@ class Mdp:
     def failure(self, asker: Asker, epoch: int, code: int, text: bytes) -> None:
         """A reply stands for success; a failed request has none (7/MDP)."""
 
+    def declined(self, asker: Asker, service: bytes, epoch: int, text: bytes, data: bytes) -> Frames:
+        """``500`` and the text: it will be declined whenever it is asked."""
+        return self.final(asker, service, epoch, 0, [b"500", text], b"")
+
     def busy(self, asker: Asker, epoch: int, retry_after_ms: int, text: bytes) -> None:
         """A refused request is not answered."""
 

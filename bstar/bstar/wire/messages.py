@@ -200,6 +200,7 @@ class Failure(msgspec.Struct, gc=False):
     """A native worker's handler failed. It ends the request, like a Final.
 
     ``retry_ms``, with code RETRY: the time until the next attempt, OWN_BACKOFF for the request's own.
+    ``is_declined``: it declined, and ``data`` is the frame behind the text.
     """
 
     sender: bytes
@@ -208,6 +209,8 @@ class Failure(msgspec.Struct, gc=False):
     text: bytes
     header: bytes
     retry_ms: int = OWN_BACKOFF
+    is_declined: bool = False
+    data: bytes = b""
 
 
 class Heartbeat(msgspec.Struct, gc=False):

@@ -342,12 +342,16 @@ def encode_finals(client_id: bytes, epoch: int, numbers: Sequence[int], bodies: 
 
 
 def encode_error(
-    identity: bytes, epoch: int, code: int, text: bytes, *, retry_ms: int = OWN_BACKOFF
+    identity: bytes, epoch: int, code: int, text: bytes, *, retry_ms: int = OWN_BACKOFF, data: bytes = b""
 ) -> Frames:
-    """``[header 04] [text]``, for RETRY also ``[milliseconds]``; the text is cut at ``TEXT_BYTES_MAX``."""
+    """``[header 04] [text]``, for RETRY also ``[milliseconds]``, for a declined request ``[data]`` if it has
+    any; the text is cut at ``TEXT_BYTES_MAX``.
+    """
     frames = [header(ERROR, identity=identity, epoch=epoch, value=code), text[:TEXT_BYTES_MAX]]
     if code == ErrorCode.RETRY:
         frames.append((NEVER_MS if retry_ms == OWN_BACKOFF else retry_ms).to_bytes(4, "big"))
+    elif data:
+        frames.append(data)
     return frames
 
 

@@ -10,6 +10,7 @@ import msgspec
 from bstar.errors import RemoteProtocolError
 from bstar.wire import native
 from bstar.wire.batches import final_rows, request_rows
+from bstar.wire.declined import data_behind, read_declined
 from bstar.wire.dialect import Asker, Dialect, Envelope, Frames, WorkRequest
 from bstar.wire.extensions import process_of
 from bstar.wire.limits import CREDIT_MAX, SERVICE_BYTES_MAX, TEXT_BYTES_MAX
@@ -130,8 +131,12 @@ def _read_partial(frames: Frames, fields: native.Fields, service: bytes) -> Part
 
 def _read_error(frames: Frames, fields: native.Fields, service: bytes) -> Failure:
     text = bytes(frames[2][:TEXT_BYTES_MAX]) if len(frames) > 2 else b""
-    retry_ms = native.read_retry(frames[3:]) if fields[6] == ErrorCode.RETRY else OWN_BACKOFF
-    return Failure(frames[0], fields[4], fields[6], text, frames[1], retry_ms)
+    code, behind = fields[6], frames[3:]
+    if code == ErrorCode.HANDLER_FAILED and read_declined(text) is not None:
+        data = data_behind(behind)
+        return Failure(frames[0], fields[4], code, text, frames[1], is_declined=True, data=data)
+    retry_ms = native.read_retry(behind) if code == ErrorCode.RETRY else OWN_BACKOFF
+    return Failure(frames[0], fields[4], code, text, frames[1], retry_ms)
 
 
 def _read_ready(frames: Frames, fields: native.Fields, service: bytes) -> Ready:
@@ -269,6 +274,11 @@ class NativeCodec:
         """``[header] [text]``"""
         head = native.header(native.ERROR, identity=asker.identity, epoch=epoch, value=code)
         return [asker.sender, head, text]
+
+    def declined(self, asker: Asker, service: bytes, epoch: int, text: bytes, data: bytes) -> Frames:
+        """``[header] [text]``, and ``[data]`` if there is any."""
+        frames = self.failure(asker, epoch, ErrorCode.HANDLER_FAILED, text)
+        return [*frames, data] if data else frames
 
     def busy(self, asker: Asker, epoch: int, retry_after_ms: int, text: bytes) -> Frames:
         """``[header] [text]``"""

@@ -23,7 +23,7 @@ from bstar_client.arguments.settings import ClientSettings, Dialect, LinkSetting
 from bstar_client.calls.client_base import ClientBase
 from bstar_client.calls.requests import Requests
 from bstar_client.core.calls import CallTracer
-from bstar_client.core.counters import Counters
+from bstar_client.core.counters import ENDS, Counters
 from bstar_client.core.events import Event
 from bstar_client.core.figures import ClientFigures
 from bstar_client.core.fleet_session import FleetSession
@@ -120,7 +120,7 @@ class Client(ClientBase):
     def figures(self) -> ClientFigures:
         """The client at this moment, for metrics. Any thread may ask."""
         counters = dict(vars(self.counters))
-        in_flight = counters["requests"] - counters["replies"] - counters["failures"]
+        in_flight = counters["requests"] - sum(counters[name] for name in ENDS)
         following = {pair: active is not None for pair, active in self.actives.items()}
         return ClientFigures(counters, max(0, in_flight), following)
 

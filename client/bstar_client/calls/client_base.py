@@ -6,7 +6,7 @@ from collections.abc import Callable
 from bstar_client.arguments.checks import check_function, check_map
 from bstar_client.arguments.settings import ClientSettings
 from bstar_client.calls.delivery import Delivery
-from bstar_client.core.counters import Counters
+from bstar_client.core.counters import ENDS, Counters
 from bstar_client.core.events import Event
 from bstar_client.core.outputs import ClientCore
 from bstar_client.core.window import Window
@@ -51,7 +51,7 @@ class ClientBase:
     def _standing(self) -> list[str]:
         """How it is, in words for its repr. Any thread may ask."""
         counters = self.counters
-        in_flight = max(0, counters.requests - counters.replies - counters.failures)
+        in_flight = max(0, counters.requests - sum(getattr(counters, name) for name in ENDS))
         return [f"{in_flight} in flight"]
 
     @property

@@ -19,6 +19,7 @@ from bstar.errors import (
     UnknownRequestError,
 )
 from bstar.wire import durable
+from bstar.wire.declined import read_declined
 from bstar.wire.durable import Cause, Fetch, Filter, Listing, Receipt, Standing, State
 from bstar_client.arguments.bodies import to_name
 from bstar_client.arguments.checks import check_flag, to_milliseconds
@@ -68,9 +69,10 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
 
     ``state``: ``"pending"``, ``"answered"``, ``"dead"``, ``"cancelled"``, ``"scheduled"``, or ``"unknown"``
     if the store does not have it. ``attempts`` counts those that have ended. ``cause`` of a dead letter:
-    ``"failed"``, ``"poison"``, ``"expired"`` or ``"rejected"``; ``text`` is what the last attempt said. Times
-    are Unix seconds, None where there is none; ``due_at`` is the time of the next attempt, or the next one of
-    a schedule, ``last_at`` the last for which a schedule made a request. ``frames``: its body, if asked for.
+    ``"failed"``, ``"declined"`` (for ``code``), ``"poison"``, ``"expired"`` or ``"rejected"``; ``text`` is
+    what the last attempt said. Times are Unix seconds, None where there is none; ``due_at`` is the time of
+    the next attempt, or the next one of a schedule, ``last_at`` the last for which a schedule made a request.
+    ``frames``: its body, if asked for.
     """
 
     id: str
@@ -88,6 +90,7 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
     answer_bytes: int = 0
     frames: tuple[bytes, ...] = ()
     last_at: float | None = None
+    code: str = ""
 
     def __repr__(self) -> str:
         """With the beginning of the body, if it was asked for, and of the text."""
@@ -207,14 +210,15 @@ class Polls:
             return Result(request_id, frames, standing.attempts + 1, *times)
         what = f'durable request {request_id} of service "{printable(standing.service)}"'
         if standing.state == State.DEAD:
-            cause = _name_of(Cause, standing.cause)
+            cause, code, said = _cause_of(standing)
+            words = ": ".join(printable(each) for each in (cause, code, said) if each)
             raise DeadLetterError(
-                f"{what} is a dead letter after {attempts(standing.attempts)}: "
-                + (f"{cause}: {printable(standing.text)}" if standing.text else cause),
+                f"{what} is a dead letter after {attempts(standing.attempts)}: {words}",
                 request_id=request_id,
                 cause=cause,
-                said=standing.text,
+                said=said,
                 attempts=standing.attempts,
+                code=code or None,
             )
         if standing.state == State.CANCELLED:
             raise RequestCancelledError(f"{what} was cancelled", request_id=request_id)
@@ -255,7 +259,18 @@ def _standing(reply: Reply, request_id: bytes) -> Standing:
     return standing
 
 
+def _cause_of(standing: Standing) -> tuple[str, str, str]:
+    """Cause, code and text of a request. Only a declined one has a code."""
+    if standing.cause == Cause.NONE:
+        return "", "", standing.text
+    declined = read_declined(standing.text.encode()) if standing.cause == Cause.FAILED else None
+    if declined is not None:
+        return "declined", *declined
+    return _name_of(Cause, standing.cause), "", standing.text
+
+
 def _status(standing: Standing, frames: tuple[bytes, ...] = ()) -> RequestStatus:
+    cause, code, text = _cause_of(standing)
     return RequestStatus(
         standing.id.hex(),
         _name_of(State, standing.state),
@@ -267,12 +282,13 @@ def _status(standing: Standing, frames: tuple[bytes, ...] = ()) -> RequestStatus
         _to_seconds(standing.ended_ms),
         _to_seconds(standing.expires_ms),
         standing.priority,
-        "" if standing.cause == Cause.NONE else _name_of(Cause, standing.cause),
-        standing.text,
+        cause,
+        text,
         standing.body_bytes,
         standing.answer_bytes,
         frames,
         _to_seconds(standing.last_ms),
+        code,
     )
 
 

@@ -2,18 +2,24 @@
 
 import contextlib
 
+import msgspec
+
 from bstar.base.printable import printable
 from bstar.errors import (
     BstarError,
     BusyError,
     CallTimeoutError,
     ClosedError,
+    DeclinedError,
+    HandlerError,
     NoActiveNodeError,
     OutcomeUnknownError,
     RemoteProtocolError,
     StreamInterruptedError,
 )
 from bstar.wire import durable
+from bstar.wire.declined import data_behind, read_declined
+from bstar.wire.messages import ErrorCode
 from bstar_client.core.calls import Call
 
 INTERRUPTED = "the client was interrupted at work (by Ctrl-C, a signal) while the request was outstanding"
@@ -85,6 +91,23 @@ def overdue(
         return BusyError(text, reason=busy)
     lack = f"no node was active for {service}" if call.service else "no server could be asked"
     return NoActiveNodeError(f"{begin}: {lack}; it was not executed. Nodes: {nodes}", unreached=unreached)
+
+
+def handler_error(code: int, frames: list[bytes]) -> HandlerError:
+    """The handler failed, or declined the request (BSN-C-16). ``frames``: the text, and what is behind it."""
+    text = frames[0] if frames else b""
+    declined = read_declined(text) if code == ErrorCode.HANDLER_FAILED else None
+    if declined is not None:
+        return DeclinedError(*declined, _read_data(data_behind(frames[1:])))
+    return HandlerError(text.decode("utf-8", "replace") or "the handler failed and said nothing")
+
+
+def _read_data(frame: bytes) -> object:
+    """None without data, and for what is no JSON."""
+    if frame:
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return msgspec.json.decode(frame)
+    return None
 
 
 def not_begun(call: Call, nodes: str, now: float) -> NoActiveNodeError:

@@ -1,5 +1,8 @@
 """What happened in a client, as plain integers."""
 
+ENDS = ("replies", "declined", "failures")
+"""How calls end."""
+
 
 class Counters:
     """Plain integers that only grow; any thread may read them at any time."""
@@ -7,6 +10,7 @@ class Counters:
     def __init__(self) -> None:
         self.requests = 0
         self.replies = 0
+        self.declined = 0
         self.failures = 0
         self.resends = 0
         self.votes = 0

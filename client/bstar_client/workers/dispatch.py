@@ -12,6 +12,7 @@ from typing import Literal, assert_never
 
 from bstar.errors import BstarError
 from bstar.wire.extensions import NO_HEADERS, attempt_of
+from bstar_client.arguments.declined import frames_of
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker.dialects import Job
 from bstar_client.core.worker.outputs import (
@@ -37,6 +38,7 @@ from bstar_client.workers.failures import (
     call_on_cancel,
     report,
     report_cancelled,
+    report_declined,
     report_given_up,
     report_lost,
     report_retry,
@@ -49,9 +51,11 @@ from bstar_client.workers.worker import WorkerSettings
 _log = logging.getLogger("bstar_client")
 
 # "replay", "refusal" and "expired" answer requests that were not executed.
-Kind = Literal["partial", "final", "failure", "retry", "cancelled", "replay", "refusal", "expired"]
-# A handler's result. The frame of a failure, a retry or a refusal is its text; a retry has a second one, the
-# milliseconds in decimal.
+Kind = Literal[
+    "partial", "final", "failure", "declined", "retry", "cancelled", "replay", "refusal", "expired"
+]
+# A handler's result. The first frame of a failure, a declined request, a retry or a refusal is its text. A
+# declined request has a second one, its data; a retry, too: the milliseconds in decimal.
 Result = tuple[Job, list[bytes], Kind]
 
 
@@ -183,7 +187,7 @@ class Dispatcher(ABC):
         job, body, kind = result
         if self.journal is not None:
             self.journal.told(job, body, kind)
-        if self._core.times is not None and kind in ("failure", "retry") and job.began_at:
+        if self._core.times is not None and kind in ("failure", "declined", "retry") and job.began_at:
             self._core.times.add(job.ended_at - job.began_at)
         if kind == "partial":
             outputs = self._core.partial(job, body, now)
@@ -193,6 +197,8 @@ class Dispatcher(ABC):
             outputs = self._core.expired(job, now)
         elif kind == "cancelled":
             outputs = self._core.cancelled(job, body[0].decode("utf-8", "replace"), now)
+        elif kind == "declined":
+            outputs = self._core.declined(job, body[0], body[1], now)
         elif kind == "retry":
             outputs = self._core.retried(job, body[0].decode("utf-8", "replace"), int(body[1]), now)
         else:
@@ -221,6 +227,10 @@ class Dispatcher(ABC):
         """Report the handler's exception. After a cancel it is no failure of the service."""
         if job.cancelled_at is not None:
             return job, report_cancelled(self.settings.service, job, error), "cancelled"
+        if (declined := frames_of(error)) is not None:
+            report_declined(self.settings.service, job, error)
+            self.call_hook(self.settings.hooks.request_declined, request, error)
+            return job, [*declined], "declined"
         is_retry = isinstance(error, Retry)
         told = (report_retry if is_retry else report)(self.settings.service, job, error)
         self.call_hook(self.settings.hooks.request_failed, request, error)

@@ -14,6 +14,7 @@ from bstar.base.printable import printable
 from bstar.security import Security
 from bstar.wire.limits import TEXT_BYTES_MAX
 from bstar.wire.messages import Reason
+from bstar_client.arguments.declined import frames_of
 from bstar_client.core.worker.dialects import Job
 from bstar_client.core.worker.outputs import Late
 from bstar_client.workers.replies import ReplyStore
@@ -45,6 +46,9 @@ def report(service: bytes, job: Job, error: BaseException, what: str = "failed")
 def report_plain(identity: bytes, error: BaseException) -> list[bytes]:
     """Log the exception of a handler without a broker; return its reply: ``500`` and the text."""
     text = text_of(error)
+    if (declined := frames_of(error)) is not None:
+        _log_error(logging.INFO, f"request {identity.hex()} was declined", text, None)
+        return [b"500", declined[0]]
     _log_error(logging.WARNING, f"request {identity.hex()} failed", text, error)
     return [b"500", text.encode("utf-8", "replace")]
 
@@ -75,6 +79,11 @@ def call_on_cancel(service: bytes, job: Job) -> None:
             call()
         except BaseException as error:  # noqa: BLE001 - whatever it raises ends nothing but itself
             _log_error(logging.WARNING, f"{_title(service, job)}: on_cancel failed", text_of(error), error)
+
+
+def report_declined(service: bytes, job: Job, declined: BaseException) -> None:
+    """Log that a handler declined a request."""
+    _log_error(logging.INFO, f"{_title(service, job)} was declined", text_of(declined), None)
 
 
 def report_given_up(service: bytes, job: Job, timeout_s: float | None) -> None:

@@ -10,6 +10,7 @@ from bstar.base.printable import brief, compact
 from bstar.wire.extensions import NO_HEADERS
 from bstar.wire.messages import NEVER_MS, OWN_BACKOFF
 from bstar_client.arguments.checks import to_milliseconds
+from bstar_client.arguments.declined import Declined
 from bstar_client.core.calls import Body
 from bstar_client.core.worker.dialects import Job
 from bstar_client.workers.failures import call_on_cancel
@@ -129,6 +130,9 @@ class WorkerHooks:
 
     def request_failed(self, worker: Any, request: Request, error: BaseException) -> None:
         """The handler raised ``error``. Even SystemExit ends only the request."""
+
+    def request_declined(self, worker: Any, request: Request, declined: Declined) -> None:
+        """The handler declined the request: it is answered, and has not failed."""
 
     def request_replayed(self, worker: Any, request: Request) -> None:
         """A repetition got the kept reply (``dedupe``) and was not executed."""

@@ -13,6 +13,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from bstar.records.broker import FINISHED
 from bstar_pipeline.gold.rules import DURABLE_NUMBER, findings
 from bstar_pipeline.schema import shaped
 
@@ -26,7 +27,7 @@ _CALL_MAX_US = 60_000_000
 
 _MINUTE_US = 60_000_000
 
-_IS_ENDED = "outcome IN ('answered', 'failed')"
+_IS_ENDED = f"outcome IN {FINISHED}"
 # What a rule cannot be proven for: the rule, the condition of such requests, and why.
 _UNCOVERED = (
     (
@@ -141,7 +142,7 @@ def _is_suspect() -> Column:
         "answers > 1",
         "calls > 1",
         "unmarked > 0",
-        "call_outcome NOT IN ('answered', 'failed')",
+        f"call_outcome NOT IN {FINISHED}",
         "outcome IN ('returned', 'late')",
         (
             "reply_crc IS NOT NULL AND size(execution_crcs) > 0 "

@@ -81,7 +81,7 @@ def _sums(records: DataFrame) -> DataFrame:
     """
     is_own = F.col("kind") == "call"
     is_recorded = (F.col("kind") == "request") & ~F.col("outcome").isin("returned", "late")
-    answered, failed = F.col("outcome") == "answered", F.col("outcome") == "failed"
+    answered, failed = F.col("outcome").isin("answered", "declined"), F.col("outcome") == "failed"
     retries = F.when(is_own, F.greatest(F.col("attempts") - 1, F.lit(0))).otherwise(
         F.col("is_repeated").cast("int")
     )

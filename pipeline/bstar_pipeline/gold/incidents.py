@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from bstar.records.broker import FINISHED
 from bstar_pipeline.gold import outages
 from bstar_pipeline.gold.history import Incident, PairHistory
 from bstar_pipeline.pair_rows import Row, Rows, by_pair, collected, frame_of, together
@@ -135,7 +136,7 @@ def _counts(found: DataFrame, requests: DataFrame) -> DataFrame:
         .where(F.col("ended_at_us").between(F.col("since_us"), ended))
     )
     asked = "coalesce(asked_at_us, ended_at_us)"
-    worked = "(ended_at_us - if(outcome IN ('answered', 'failed'), coalesce(busy_us, 0L), 0L))"
+    worked = f"(ended_at_us - if(outcome IN {FINISHED}, coalesce(busy_us, 0L), 0L))"
     waits = f"(ended_at_us > outage_at_us AND {asked} < outage_until_us)"
     long = f"(least({worked}, outage_until_us) - greatest({asked}, outage_at_us) >= {outages.OUTAGE_MIN_US})"
     during = f"({asked} <= until_us)"

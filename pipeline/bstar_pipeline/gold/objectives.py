@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from bstar.records.broker import FINISHED
 from bstar.wire.refusals import OF_SERVICE
 from bstar_pipeline import sketch
 from bstar_pipeline.schema import table_schema
@@ -28,7 +29,6 @@ from bstar_pipeline.slo import Objective, Objectives
 
 MEASURES = ("queued", "busy", "total")
 SHARES = (0.5, 0.95, 0.99)
-FINISHED = ("answered", "failed")
 ENDED = (*FINISHED, "expired", "poison", "lost")
 UNANSWERED = ("timeout", "unknown", "interrupted", "no-active")
 """Calls that ended so are errors."""

@@ -30,6 +30,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from bstar.records.broker import FINISHED
 from bstar_pipeline.gold.history import CLOCK_ERROR_US, Incident
 
 OUTAGE_MIN_US = 100_000
@@ -107,7 +108,7 @@ def gaps(requests: DataFrame, near: DataFrame) -> DataFrame:
 
     ``near``: the seconds around incidents (pair, second). Elsewhere only gaps as long as an outage are given.
     """
-    ended_us, is_answer = F.col("ended_at_us"), F.col("outcome").isin("answered", "failed")
+    ended_us, is_answer = F.col("ended_at_us"), F.col("outcome").isin(*FINISHED)
     is_near = F.coalesce("is_near", F.lit(False))
     slot = F.when(is_near, F.expr(f"ended_at_us DIV {_FINE_US}")).otherwise(
         F.expr(f"ended_at_us DIV {_COARSE_US} * {_COARSE_US // _FINE_US}")

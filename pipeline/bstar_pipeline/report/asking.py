@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from bstar.records.broker import FINISHED
 from bstar_pipeline.report.choice import Choice, filled
 from bstar_pipeline.report.content import Finding, Hit, Incident, Promise, Shown, Verdicts
 
@@ -104,7 +105,7 @@ def hits(source: Source, incident: Incident | None, promises: Mapping[str, Promi
         return []
     since_us, until_us = incident.outage_began_us, incident.outage_began_us + incident.outage_us
     asked = "COALESCE(asked_at_us, ended_at_us)"
-    answered = "outcome IN ('answered', 'failed')"
+    answered = f"outcome IN {FINISHED}"
     limits = sorted({promise.latency_us for promise in promises.values()})
     slow = "".join(
         f", SUM(CASE WHEN {answered} AND ended_at_us - {asked} > {limit} THEN 1 ELSE 0 END) AS over_{limit}"

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
+from bstar.records.broker import FINISHED
 from bstar_pipeline.gold.history import CLOCK_ERROR_US
-from bstar_pipeline.gold.objectives import FINISHED
 from bstar_pipeline.report.content import Interval, Quality, Rate, Run, Shown
 from bstar_pipeline.report.reading import Tables, is_within, rows_of, shown, step_of
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 from pyspark.sql.window import Window
 
+from bstar.records.broker import FINISHED
 from bstar_pipeline import sketch
-from bstar_pipeline.gold.objectives import FINISHED
 from bstar_pipeline.report.choice import filled
 from bstar_pipeline.report.content import Capacity, Client, Heat, Objective, Promise, Shown
 from bstar_pipeline.report.reading import MINUTE_US, Tables, first_rows, is_within, rows_of, shown, step_of

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
+from bstar.records.broker import FINISHED
 from bstar_pipeline.clocks import Link, Word, of_peers
 from bstar_pipeline.pair_rows import Row, Rows, by_pair
 
@@ -28,7 +29,7 @@ def links(records: DataFrame, runs: DataFrame) -> DataFrame:
         .withColumns({"end_us": end_us, "begin_us": end_us - took_us})
     )
     is_plain = (
-        (is_run | F.col("outcome").isin("answered", "failed"))
+        (is_run | F.col("outcome").isin(*FINISHED))
         & took_us.isNotNull()
         # Of what was sent again, the ends may be of different attempts.
         & (F.coalesce("attempts", F.lit(1)) == 1)

@@ -14,18 +14,19 @@ A request of a plain Majordomo client has no identity that others know; its reco
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
+from bstar.records.broker import FINISHED
 from bstar_pipeline.gold.history import CLOCK_ERROR_US, SAME_CLOCK_ERROR_US
 from bstar_pipeline.schema import table_schema
 
 # What a node says of a request's end, the best last.
-_OUTCOMES = ("returned", "lost", "poison", "expired", "late", "failed", "answered")
+_OUTCOMES = ("returned", "lost", "poison", "expired", "late", "failed", "declined", "answered")
 # The digest first: rows are sorted by whole numbers, and looked at further only where those are equal.
 _KEY = ("digest", "number", "client", "pair", "apart")
 _PLAIN = "mdp-"
-# One number for outcome, time and node, the greatest is the best: 3 bits, 52 and 8.
-_NAME = 1 << 8
+# One number for outcome, time and node, the greatest is the best: 4 bits, 52 and 7.
+_NAME = 1 << 7
 _END = (1 << 52) - 1
-_RANK = 1 << 60
+_RANK = 1 << 59
 _TOPICS = ("requests", "calls", "executions")
 
 
@@ -90,7 +91,7 @@ def _grouped(rows: DataFrame, clock_error_us: int) -> DataFrame:
     is_node, is_call, is_run = (F.col("topic") == topic for topic in _TOPICS)
     took_us = F.when(is_run, F.col("busy_us")).otherwise(F.col("total_us"))
     began_us = F.col("end_us") - took_us
-    is_answer = is_node & F.col("outcome").isin("answered", "failed")
+    is_answer = is_node & F.col("outcome").isin(*FINISHED)
     # The record that tells most: the better outcome, then the earlier.
     node = F.when(is_node, _rank() * _RANK + (_END - F.col("end_us")) * _NAME + _name())
     call = F.when(is_call, F.col("end_us"))
@@ -221,7 +222,7 @@ def _columns(clock_error_us: int) -> dict[str, Column]:
 
 def _columns_of_one() -> dict[str, Column]:
     """The columns of a request of which there is nothing but one record of a node."""
-    is_answer = F.col("outcome").isin("answered", "failed")
+    is_answer = F.col("outcome").isin(*FINISHED)
     names = (
         "client", "number", "service", "sender", "node", "worker", "outcome", "epoch", "total_us",
         "queued_us", "busy_us", "deliveries", "bytes_in", "bytes_out", "weight", "day", "pair",

@@ -54,7 +54,7 @@ const figures = (service, at) => {
   const seconds = first ? (at - first.at) / 1000 : 0;
   const counts = before && seconds > 0
     ? service.latency_counts.map((n, i) => Math.max(0, n - before.latency_counts[i])) : service.latency_counts;
-  const ends = (each) => each.answered + each.failed + each.expired + each.poisoned + each.lost;
+  const ends = (each) => each.answered + (each.declined || 0) + each.failed + each.expired + each.poisoned + each.lost;
   const bad = service.failed + service.expired + service.poisoned + service.lost + service.refused;
   return {
     name: service.service, workers: service.workers, idle: service.idle, queued: service.queued,

@@ -77,7 +77,7 @@ class Runner:
         # Requests that were submitted before this node began may have been begun by its predecessor.
         self._begun_seq = 0
         self._registrations = 0
-        self.attempts = {"answered": 0, "failed": 0, "retried": 0, "returned": 0}
+        self.attempts = {"answered": 0, "declined": 0, "failed": 0, "retried": 0, "returned": 0}
 
     def begin(self, begun_seq: int) -> None:
         """Run from now on. Requests with a lower seq than ``begun_seq`` may have begun at another node."""
@@ -204,9 +204,10 @@ class Runner:
                 self.attempts["answered"] += 1
                 self.commands.append(Answered(request, list(map(bytes, ending.body))))
             elif ending.code:
-                self.attempts["retried" if ending.code == ErrorCode.RETRY else "failed"] += 1
+                end = "retried" if ending.code == ErrorCode.RETRY else "failed"
+                self.attempts["declined" if ending.is_declined else end] += 1
                 cause = _CAUSES.get(ErrorCode(ending.code), Cause.FAILED)
-                is_final = cause is not Cause.FAILED
+                is_final = ending.is_declined or cause is not Cause.FAILED
                 self.commands.append(Failed(request, cause, ending.text, ending.retry_ms, is_final))
             else:
                 # It was not executed, or the next leader has it executed.

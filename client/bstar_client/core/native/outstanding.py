@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 
 from bstar.base.deadlines import Deadlines
-from bstar.errors import BstarError, BusyError, CallTimeoutError, RejectedError
+from bstar.errors import BstarError, BusyError, CallTimeoutError, DeclinedError, RejectedError
 from bstar.wire.messages import ErrorCode
 from bstar.wire.mmi import PREFIX
 from bstar.wire.native import keyed_identity
@@ -218,7 +218,10 @@ class Outstanding:
             self._pass_on(call)  # only this caller's time is over
             followers = None
         for each in (call,) if followers is None else (call, *followers):
-            self.counters.failures += 1
+            if isinstance(error, DeclinedError):
+                self.counters.declined += 1
+            else:
+                self.counters.failures += 1
             each.attempts = call.attempts
             self.forget(each)
             outputs.append(Fail(each, error))

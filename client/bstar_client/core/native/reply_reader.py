@@ -5,11 +5,11 @@ a reply to its request. So a late FINAL of the old node is as good as one of its
 only if all of them came from one execution.
 """
 
-from bstar.errors import BstarError, HandlerError, RejectedError, RemoteProtocolError
+from bstar.errors import BstarError, RejectedError, RemoteProtocolError
 from bstar.wire import native
 from bstar.wire.batches import FINAL_ROW_BYTES, final_rows
 from bstar.wire.messages import ErrorCode
-from bstar_client.core.call_errors import broken, expired, too_many_partials
+from bstar_client.core.call_errors import broken, expired, handler_error, too_many_partials
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.native.outstanding import Outstanding
 from bstar_client.core.native.sender import TTL_MARGIN_MAX_S
@@ -146,7 +146,7 @@ class ReplyReader:
         code = message.value
         text = message.body[0].decode("utf-8", "replace") if message.body else ""
         if code in (ErrorCode.HANDLER_FAILED, ErrorCode.HANDLER_TIMEOUT, ErrorCode.RETRY):
-            error: BstarError = HandlerError(text or "the handler failed and said nothing")
+            error: BstarError = handler_error(code, message.body)
             self._calls.fail(call, error, outputs)
             return
         never_executed = code in (ErrorCode.EXPIRED, ErrorCode.INVALID, ErrorCode.NOT_ALLOWED)

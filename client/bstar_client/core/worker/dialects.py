@@ -15,7 +15,7 @@ from bstar.wire import batches, native
 from bstar.wire.extensions import NO_HEADERS, age_of, headers_of, process_extension
 from bstar.wire.limits import TEXT_BYTES_MAX
 from bstar.wire.mdp import MDP02, WorkerVerb
-from bstar.wire.messages import NO_PROCESS, OWN_BACKOFF, Process, Reason
+from bstar.wire.messages import NO_PROCESS, OWN_BACKOFF, ErrorCode, Process, Reason
 from bstar_client.core.candidacy import ACTIVE
 
 
@@ -159,6 +159,10 @@ class NativeWorker:
         """End a request without a reply: ``[header 04] [text]``, for RETRY also ``[milliseconds]``"""
         return native.encode_error(job.identity, job.epoch, code, _octets(text), retry_ms=retry_ms)
 
+    def declined(self, job: Job, text: bytes, data: bytes) -> list[bytes]:
+        """The handler declines the request: ``[header 04] [text]``, and ``[data]`` if there is any."""
+        return native.encode_error(job.identity, job.epoch, ErrorCode.HANDLER_FAILED, text, data=data)
+
     def stale(self, job: Job, epoch: int) -> list[bytes]:
         """Refuse a request of an earlier epoch: ``[header 0D]``"""
         return native.encode_stale_epoch(job.identity, epoch)
@@ -239,6 +243,10 @@ class Mdp02Worker:
     def failure(self, job: Job, code: int, text: str, retry_ms: int = OWN_BACKOFF) -> list[bytes]:
         """``[MDPW02] [04] [client] [] [500] [text]``"""
         return MDP02.encode_final(job.identity, [b"500", _octets(text)])
+
+    def declined(self, job: Job, text: bytes, data: bytes) -> list[bytes]:
+        """``[MDPW02] [04] [client] [] [500] [text]``"""
+        return MDP02.encode_final(job.identity, [b"500", text])
 
     def stale(self, job: Job, epoch: int) -> list[bytes]:
         """MDP has no epochs, so no request is ever stale."""

@@ -38,6 +38,7 @@ class WorkerCounters:
         self.requests = 0
         self.finished = 0
         self.replayed = 0
+        self.declined = 0
         self.failed = 0
         self.timed_out = 0
         self.cancelled = 0

@@ -237,6 +237,16 @@ class WorkerCore:
         """The handler raised."""
         return self._failed(job, self._dialect.failure(job, ErrorCode.HANDLER_FAILED, text), now)
 
+    def declined(self, job: Job, text: bytes, data: bytes, now: float) -> list[WorkerOutput]:
+        """The handler declined the request, in the form of ``wire.declined`` (BSN-W-20)."""
+        outputs: list[WorkerOutput] = []
+        if self._is_late(job):
+            return outputs
+        self.counters.declined += 1
+        self._answer(job, self._dialect.declined(job, text, data), outputs, now)
+        self._end(job, outputs, now)
+        return outputs
+
     def retried(self, job: Job, text: str, retry_ms: int, now: float) -> list[WorkerOutput]:
         """The handler asks for another attempt, in ``retry_ms`` or OWN_BACKOFF (BSN-W-15)."""
         return self._failed(job, self._dialect.failure(job, ErrorCode.RETRY, text, retry_ms), now)
