@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROWS = 6_000
-NO_WORKER = "nobody"
 
 
 # --- in a task, without Spark -------------------------------------------------------------------------------

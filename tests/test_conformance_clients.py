@@ -153,16 +153,6 @@ def next_command(broker: Zmtp) -> list[bytes]:
     return frames
 
 
-def until_closed(broker: Zmtp) -> list[list[bytes]]:
-    """Everything up to the end of the connection, which has to come."""
-    messages = []
-    try:
-        while True:
-            messages.append(broker.recv())
-    except ConnectionError:
-        return messages
-
-
 @requirement("MDP2-W-01")
 @requirement("MDP1-W-01")
 @requirement("MDP2-W-02")

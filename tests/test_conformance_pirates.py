@@ -20,14 +20,6 @@ def harbour() -> Harbour:
     return Harbour()
 
 
-def address_of(request: list[bytes]) -> bytes:
-    """Of a REQUEST to a Paranoid worker."""
-    address, empty = request[:2]
-    assert len(address) == ADDRESS_BYTES
-    assert empty == b""
-    return address
-
-
 # --- Simple Pirate ------------------------------------------------------------------------------------------
 
 

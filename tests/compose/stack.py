@@ -180,10 +180,6 @@ class Stack:
         status = self.status(node)
         return status["pair"]["state"] if status is not None else None
 
-    def wait_state(self, node: str, state: str) -> None:
-        """Wait until a node is in a state."""
-        wait_until(f"the {node} is {state}", lambda: self.state(node) == state)
-
     def wait_pair(self, active: str) -> None:
         """Wait until one node serves, the other stands by, both hear each other and know both workers."""
 

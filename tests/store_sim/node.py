@@ -218,8 +218,3 @@ class SimNode(Process):
             self._began = 0
             self.promises.ready(self)
         self.arrange()
-
-
-def described(value: object) -> str:
-    """For traces."""
-    return str(msgspec.to_builtins(value))

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bstar_client import HAClient
 from bstar_testing import wait_until
 from support.pairs import QUICK, Pair, new_pair
 
@@ -65,9 +64,3 @@ def bulk_pair(
         for node in pair.nodes:
             node.wait_for_workers(workers)
         yield bulk
-
-
-def ask_once(bulk: BulkPair, body: bytes) -> bytes:
-    """One request in the ordinary way."""
-    with HAClient(bulk.endpoints) as client:
-        return client.request(SERVICE, body).body

@@ -82,9 +82,6 @@ class Desk:
     def final02(self, worker: bytes, client: bytes, body: bytes = b"done") -> list[list[bytes]]:
         return self.send(worker, b"MDPW02", b"\x04", client, b"", body)
 
-    def ready01(self, worker: bytes, service: bytes = b"echo") -> list[list[bytes]]:
-        return self.send(worker, b"", b"MDPW01", b"\x01", service)
-
     def request01(self, client: bytes, body: bytes = b"hi", service: bytes = b"echo") -> list[list[bytes]]:
         return self.send(client, b"", b"MDPC01", service, body)
 
