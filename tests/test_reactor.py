@@ -453,6 +453,17 @@ def test_what_a_reader_kept_back_leaves_after_the_first_message_and_at_the_end_o
             there.send(name)
         reactor.turn()
         assert events == ["a", "flush", "b", "c", "flush"]
+        events.clear()
+        for name in (b"d", b"e"):
+            there.send(name)
+        reactor.turn()
+        # It could have been as long as the one before.
+        assert events == ["d", "e", "flush"]
+        events.clear()
+        for name in (b"f", b"g"):
+            there.send(name)
+        reactor.turn()
+        assert events == ["f", "flush", "g", "flush"]
 
 
 def test_what_a_reader_kept_back_leaves_although_its_handler_fails(

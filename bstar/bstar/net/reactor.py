@@ -54,8 +54,9 @@ DRAIN_MAX = 200
 # messages unread for longer than a failover timeout.
 DRAIN_S_MAX = 0.01
 
-# To ask a socket whether it has more costs 1.4 µs, and zmq.Again 3.3 µs. So a burst after a shorter one asks
-# after each of its first messages; one after a long one does not, and pays for one zmq.Again.
+# A burst is taken to be like the one before: long with so many messages. To ask a socket whether it has more
+# costs 1.4 µs, and zmq.Again 3.3 µs. So a short burst asks after each message, and a long one pays for one
+# zmq.Again.
 _SHORT_BURST = 3
 
 # An idle loop still wakes now and then, to find a machine whose deadline moved without an event. If stalls
@@ -283,8 +284,9 @@ class Reactor(Closing):
         With ``keeps_to_itself`` the handler's result counts: True means that it used only this socket, so the
         loop need not ask the others.
 
-        ``flush`` sends what the handler kept back; its result counts like the handler's. It comes after the
-        first message of a burst, so that a single one is answered at once, and at the burst's end.
+        ``flush`` sends what the handler kept back; its result counts like the handler's. It comes at the end
+        of a burst, and also after the first message if the burst before was short: so a single message is
+        answered at once.
         """
 
         if read is None:
@@ -296,7 +298,8 @@ class Reactor(Closing):
         def drain_burst(now: float) -> None:
             nonlocal last_burst
             began_at = now
-            asks_until = _SHORT_BURST if last_burst < _SHORT_BURST else 0
+            is_long = last_burst >= _SHORT_BURST
+            asks_until = 0 if is_long else _SHORT_BURST
             for count in range(self._drain_max):
                 last_burst = count
                 if 0 < count < asks_until and not is_readable(socket):
@@ -308,7 +311,7 @@ class Reactor(Closing):
                 if count:
                     now = self._look()
                 is_calm = handler(frames, now)
-                if flush is not None and not count:
+                if flush is not None and not (count or is_long):
                     is_calm = flush() and is_calm
                 if not (is_calm and keeps_to_itself):
                     sources.is_stirred = True
