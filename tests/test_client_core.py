@@ -696,7 +696,7 @@ def test_deadlines_of_ended_calls_do_not_pile_up(served: Desk) -> None:
 
 
 def test_the_bodies_of_an_ended_call_are_not_kept_until_its_deadline(served: Desk) -> None:
-    delivery = Delivery(served.session, None, 10)
+    delivery = Delivery(served.session, None, 10, lambda: 0.0)
     call = served.call()
     call.sink = queue.SimpleQueue()
     served.partial(0, call, 0, b"part")

@@ -22,7 +22,6 @@ _RULES = (
     (r"Iterable\[([^\[\]]+)\] \| AsyncIterable\[\1\]", r"Iterable[\1]"),
     (r"\bAsyncGenerator\b", "Generator"),
     (r"\baclosing\b", "closing"),
-    (r"\basyncio\.sleep\b", "time.sleep"),
     (r"\bsubmit_frames_any\b", "submit_frames"),
     (r"\bbstar_client\.aio\b", "bstar_client.sync"),
     (r"\bfor asyncio\b", "for threads"),

@@ -149,6 +149,10 @@ class AsyncCaller(ClientBase):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def _pause(self, seconds: float) -> None:
+        """Let so much time pass."""
+        await asyncio.sleep(seconds)
+
     def _check(self) -> None:
         """The first step of a call does it (``_open``)."""
 

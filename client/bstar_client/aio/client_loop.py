@@ -1,8 +1,8 @@
 """Runs the client core in an event loop: calls that begin in one round of it are sent together."""
 
 import asyncio
-import time
 from collections import deque
+from functools import partial
 
 from bstar.errors import ClosedError, ConfigurationError
 from bstar_client.aio.loop import LinkLoop
@@ -33,19 +33,16 @@ class ClientLoop:
         self._slots = settings.outstanding_max
         self._waiting: deque[asyncio.Future[None]] = deque()
         endpoints = settings.fleet.endpoints
-        self._turns = LinkLoop(
-            core,
-            endpoints,
-            settings.link,
-            settings.context,
-            delivery.perform,
-            self._send_begun,
-            is_router=settings.is_router,
+        net = settings.net
+        self._clock = net.clock
+        new_links = partial(
+            net.new_links, endpoints, settings.link, settings.context, is_router=settings.is_router
         )
+        self._turns = LinkLoop(core, new_links, net.clock, delivery.perform, self._send_begun)
         delivery.links = self._turns.links
         self._turns.guard(client, f"{type(client).__name__}({', '.join(endpoints)})")
         # The core waits for the primary from now on, not since the client was made.
-        delivery.perform(core.restart((), time.monotonic()))
+        delivery.perform(core.restart((), self._clock()))
         try:
             if len(settings.fleet.pairs) == 1:
                 self._turns.start()
@@ -71,7 +68,7 @@ class ClientLoop:
         slot = self.event_loop.create_future()
         self._waiting.append(slot)
         try:
-            async with asyncio.timeout(None if call.deadline is None else call.deadline - time.monotonic()):
+            async with asyncio.timeout(None if call.deadline is None else call.deadline - self._clock()):
                 await slot
         except TimeoutError:
             call.busy_text = "as many requests as allowed (outstanding_max) were outstanding"
@@ -103,7 +100,7 @@ class ClientLoop:
         """Free the call's slot. If the call has no outcome, give it up."""
         self.free(1)
         if not call.is_done and not self.is_closed:
-            self._delivery.abandon(call, time.monotonic())
+            self._delivery.abandon(call, self._clock())
             self._turns.soon()  # another call with its key may have to be sent
 
     async def close(self) -> None:
@@ -111,7 +108,7 @@ class ClientLoop:
         if self.is_closed:
             return
         self.is_closed = True
-        now = time.monotonic()
+        now = self._clock()
         self._delivery.perform(self._core.close(now))
         self._send_begun(now)  # the closed core ends these
         self._release()

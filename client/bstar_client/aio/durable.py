@@ -1,7 +1,5 @@
 """Durable requests of the client for asyncio."""
 
-import asyncio
-import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
 from contextlib import aclosing
@@ -50,6 +48,10 @@ class DurableCalls(Client, ABC):
         pair: int | None = None,
     ) -> AsyncGenerator[Reply | CallFailed, None]:
         """Send many requests, and yield what came of them."""
+
+    @abstractmethod
+    async def _pause(self, seconds: float) -> None:
+        """Let so much time pass."""
 
     @abstractmethod
     def _check(self) -> None:
@@ -193,20 +195,21 @@ class DurableCalls(Client, ABC):
         """
         pair = self._requests.store_pair(service)
         patience_s = self._requests.seconds(timeout)
-        polls = Polls(request_id, wait, time.monotonic())
+        clock = self._net.clock
+        polls = Polls(request_id, wait, clock())
         while True:
-            frame = polls.frame(time.monotonic())
+            frame = polls.frame(clock())
             limit_s = None if patience_s is None else patience_s + polls.poll_s
             try:
                 reply = await self._ask(Ask(frame, None, limit_s, Service.RESULT.value), pair=pair)
                 found = polls.read(reply)
             except (BusyError, CallTimeoutError):
-                if polls.is_over(time.monotonic()):
+                if polls.is_over(clock()):
                     raise
             else:
-                if found is not None or polls.is_over(time.monotonic()):
+                if found is not None or polls.is_over(clock()):
                     return found
-            await asyncio.sleep(polls.pause_s(time.monotonic()))
+            await self._pause(polls.pause_s(clock()))
 
     async def status_of(
         self, request_id: str, *, service: str | bytes | None = None, timeout: Timeout = DEFAULT

@@ -5,14 +5,10 @@ turn that sent messages or left some unread, the loop takes another turn.
 """
 
 import asyncio
-import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import zmq
-
-from bstar_client.arguments.settings import LinkSettings
 from bstar_client.links.links import Core, Links
 from bstar_client.links.unclosed import guard
 
@@ -21,7 +17,8 @@ if TYPE_CHECKING:  # most programs keep none
 
 
 class LinkLoop:
-    """Runs a core in the event loop's thread. ``perform`` carries the core's outputs out.
+    """Runs a core in the event loop's thread. ``new_links`` makes its links, with ``poll=``; ``perform``
+    carries the core's outputs out.
 
     Every turn begins with ``begin(now)``, which may send a batch of what was collected since the last turn.
     """
@@ -29,18 +26,15 @@ class LinkLoop:
     def __init__(
         self,
         core: Core,
-        endpoints: Sequence[str],
-        settings: LinkSettings,
-        shared: "zmq.Context[zmq.Socket[bytes]] | None",
+        new_links: Callable[..., Links],
+        clock: Callable[[], float],
         perform: Callable[[list[Any]], None],  # Any: the core's own outputs
         begin: Callable[[float], None],
-        is_router: bool = False,
     ) -> None:
         self._loop = loop = asyncio.get_running_loop()
+        self._clock = clock
         self.holdings = Holdings(loop, self._on_readable)
-        self.links = self.holdings.links = Links(
-            endpoints, settings, shared, poll=self.holdings, is_router=is_router
-        )
+        self.links = self.holdings.links = new_links(poll=self.holdings)
         self._core = core
         self._perform = perform
         self._begin = begin
@@ -98,10 +92,10 @@ class LinkLoop:
     def _turn(self) -> None:
         """Give the core what the sockets and the clock have. The next event wakes the loop."""
         self._next = None
-        self._begin(time.monotonic())
+        self._begin(self._clock())
         if self._is_closed:
             return
-        links, due, asked_at = self.links, self._core.next_deadline(), time.monotonic()
+        links, due, asked_at = self.links, self._core.next_deadline(), self._clock()
         links.prepare()
         links.wait(0)
         links.step(self._core, self._perform, due, asked_at)
@@ -125,7 +119,7 @@ class LinkLoop:
                 return  # the timer fires early enough, and is set again then
             self._timer.cancel()
         self._timer_at = due
-        self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._on_timer)
+        self._timer = self._loop.call_later(max(0.0, due - self._clock()), self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -157,6 +151,12 @@ class Holdings:
         loop = self._loop()
         if loop is not None and not loop.is_closed():
             loop.remove_reader(descriptor)
+
+    def wake(self) -> None:
+        """Take a turn: links that have no descriptors call it."""
+        on_readable = self._on_readable()
+        if on_readable is not None:
+            on_readable(-1)
 
     def poll(self, _: float) -> list[tuple[int, int]]:
         """What the event loop has found readable since the last call."""

@@ -58,6 +58,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
     _credit_default = 100
     # A task costs a few kilobytes; the broker keeps its own bound on what it gives to one worker.
     _credit_max = CREDIT_MAX
+    _loop_type: type[WorkerLoop] = WorkerLoop
 
     def __init__(
         self,
@@ -193,7 +194,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
     async def _serve(self) -> None:
         assert self._handler is not None, "checked before the start"
         settings, core, takes_signals = self._settings, self._core, self._takes_signals
-        self._loop = WorkerLoop(self, settings, core, self._handler, takes_signals=takes_signals)
+        self._loop = self._loop_type(self, settings, core, self._handler, takes_signals=takes_signals)
         try:
             await self._loop.serve()
         finally:

@@ -1,7 +1,6 @@
 """A worker in an event loop: turns serve the sockets, and each request is a task."""
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -41,9 +40,10 @@ class WorkerLoop(Dispatcher):
         # Final replies that leave with the next turn, as a batch if one client gets several.
         self._results: deque[Result] = deque()
         answer = partial(self.answer_all, self._results)
-        self._link_loop = LinkLoop(
-            core, settings.endpoints, settings.link, settings.context, self.perform, answer
-        )
+        net = settings.net
+        self._clock = net.clock
+        new_links = partial(net.new_links, settings.endpoints, settings.link, settings.context)
+        self._link_loop = LinkLoop(core, new_links, net.clock, self.perform, answer)
         self.links = self._link_loop.links
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._serving = asyncio.current_task()
@@ -56,7 +56,7 @@ class WorkerLoop(Dispatcher):
         try:
             self.journal = self._link_loop.holdings.journal = settings.open_journal()
             self._link_loop.start()
-            self._core.begin(time.monotonic())
+            self._core.begin(self._clock())
             await self._ended
         except GeneratorExit:
             raise  # the event loop has ended before the worker, so nothing can be awaited: the guard warns
@@ -67,13 +67,13 @@ class WorkerLoop(Dispatcher):
 
     def stop(self) -> None:
         """Begin to drain."""
-        self.perform(self._core.stop(time.monotonic()))
+        self.perform(self._core.stop(self._clock()))
         self._link_loop.soon()
 
     async def _finish(self, reason: str) -> None:
         """Leave the nodes, cancel running handlers, release everything."""
-        self.answer_all(self._results, time.monotonic())
-        self.perform(self._core.end(time.monotonic()))
+        self.answer_all(self._results, self._clock())
+        self.perform(self._core.end(self._clock()))
         self._link_loop.end(LINGER_MS)
         for task in list(self._tasks.values()):
             task.cancel()
@@ -87,7 +87,7 @@ class WorkerLoop(Dispatcher):
         if result[2] == "final":
             self._results.append(result)
         else:
-            self.answer(result, time.monotonic())
+            self.answer(result, self._clock())
         self._link_loop.soon()
 
     # --- the dispatcher's ---------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class WorkerLoop(Dispatcher):
             body = await self._call(job, request)
         except BaseException as error:  # noqa: BLE001 - whatever the handler raises is its answer
             self._raise_at_end(error)
-            job.ended_at = job.ended_at or time.monotonic()
+            job.ended_at = job.ended_at or self._clock()
             self._post(self.failed(job, request, error))
             self._raise_interrupt(error)
         else:
@@ -165,7 +165,7 @@ class WorkerLoop(Dispatcher):
         handler, store, service = self.handler, self.settings.dedupe, self.settings.service
         assert handler is not None, "checked before the start"
         self.call_hook(self.settings.hooks.request_started, request)
-        job.began_at = time.monotonic()
+        job.began_at = self._clock()
         kept: list[bytes] | None = None
         try:
             answer = handler(request)
@@ -177,7 +177,7 @@ class WorkerLoop(Dispatcher):
                 return kept
             raise TypeError(f"the handler returned {type(answer).__name__}: make it async, or use Worker")
         finally:
-            job.ended_at = time.monotonic()
+            job.ended_at = self._clock()
             job.on_cancel = None
             if store is not None:
                 settle = (

@@ -198,14 +198,14 @@ def _kind_of(value: object) -> str:
 def check_handler(handler: object) -> None:
     """TypeError if ``Worker`` cannot call it."""
     _check_call(handler)
-    if _is_any(handler, inspect.iscoroutinefunction) or _is_any(handler, inspect.isasyncgenfunction):
+    if is_any(handler, inspect.iscoroutinefunction) or is_any(handler, inspect.isasyncgenfunction):
         raise TypeError(f"the handler {_name_of(handler)} is async: AsyncWorker takes it")
 
 
 def check_async_handler(handler: object) -> None:
     """TypeError if ``AsyncWorker`` cannot call it."""
     _check_call(handler)
-    if _is_any(handler, inspect.isgeneratorfunction):
+    if is_any(handler, inspect.isgeneratorfunction):
         raise TypeError(f"the handler {_name_of(handler)} is a plain generator: Worker takes it")
 
 
@@ -220,7 +220,7 @@ def _check_call(handler: object) -> None:
         raise TypeError(f"the handler {_name_of(handler)} gets one argument, the request: {error}") from None
 
 
-def _is_any(handler: object, is_kind: Callable[[Any], bool]) -> bool:
+def is_any(handler: object, is_kind: Callable[[Any], bool]) -> bool:
     """True for such a function, its partial or method, or an object whose ``__call__`` is one."""
     while isinstance(handler, partial):
         handler = handler.func

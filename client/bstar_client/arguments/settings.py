@@ -1,6 +1,7 @@
 """What a client was told, as one frozen object, and the socket options that it may change."""
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 import zmq
@@ -58,11 +59,22 @@ def secured(link: LinkSettings, security: Security | None) -> LinkSettings:
     return msgspec.structs.replace(link, security=security)
 
 
+class Net(Protocol):
+    """Where messages travel, and what time it is there: sockets (``links.SOCKETS``), or a test's memory."""
+
+    # In seconds, as ``time.monotonic``.
+    clock: Callable[[], float]
+    # Makes what ``links.Links`` is, of the same arguments.
+    new_links: Callable[..., Any]
+
+
 class ClientSettings(msgspec.Struct, frozen=True):
     """The arguments of a client, checked, but for those of its sessions.
 
     ``is_router``: its sockets are ROUTERs (10/FLP), not DEALERs.
     """
+
+    net: Net
 
     fleet: Fleet
     is_native: bool

@@ -81,7 +81,7 @@ class Brokerless(ClientBase):
         outstanding_max = to_count(options.get("outstanding_max", 100_000), "outstanding_max", 1)
         link = secured(link or LinkSettings(high_water_mark=max(outstanding_max, 1_000)), security)
         self._settings = ClientSettings(
-            fleet, False, timeout, outstanding_max, link, context, None, is_router
+            self._net, fleet, False, timeout, outstanding_max, link, context, None, is_router
         )
         self._core = new_core(fleet.endpoints, outstanding_max)
         self._begin(on_event, 1)

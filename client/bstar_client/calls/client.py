@@ -1,7 +1,6 @@
 """The base of both clients: it checks the arguments, makes the core and answers questions about it."""
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -80,10 +79,10 @@ class Client(ClientBase):
             warn_of_lone_nodes(self.fleet, self)
         link = secured(link or LinkSettings(high_water_mark=max(session.outstanding_max, 1_000)), security)
         self._settings = ClientSettings(
-            self.fleet, is_native, timeout, session.outstanding_max, link, context, journal
+            self._net, self.fleet, is_native, timeout, session.outstanding_max, link, context, journal
         )
         self._requests = Requests(self._settings)
-        self._core = _new_core(self.fleet, session, is_native=is_native)
+        self._core = _new_core(self.fleet, session, self._net.clock(), is_native=is_native)
         self._begin(on_event, session.partials_max)
 
     # --- observing ----------------------------------------------------------------------------------------
@@ -130,7 +129,7 @@ class Client(ClientBase):
 
 
 def _new_core(
-    fleet: Fleet, settings: SessionSettings, *, is_native: bool
+    fleet: Fleet, settings: SessionSettings, now: float, *, is_native: bool
 ) -> Session | Mdp02Session | FleetSession:
     def begin(pair: int, now: float, counters: Counters | None = None) -> Session | Mdp02Session:
         endpoints = fleet.pairs[pair].endpoints
@@ -139,5 +138,5 @@ def _new_core(
         return Session(endpoints, client_id=os.urandom(16), now=now, settings=settings, counters=counters)
 
     if len(fleet.pairs) == 1:
-        return begin(0, time.monotonic())
+        return begin(0, now)
     return FleetSession([len(pair.endpoints) for pair in fleet.pairs], begin)

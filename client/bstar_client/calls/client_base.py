@@ -4,18 +4,20 @@ import os
 from collections.abc import Callable
 
 from bstar_client.arguments.checks import check_function, check_map
-from bstar_client.arguments.settings import ClientSettings
+from bstar_client.arguments.settings import ClientSettings, Net
 from bstar_client.calls.delivery import Delivery
 from bstar_client.core.counters import ENDS, Counters
 from bstar_client.core.events import Event
 from bstar_client.core.outputs import ClientCore
 from bstar_client.core.window import Window
+from bstar_client.links.links import SOCKETS
 
 
 class ClientBase:
     """Base of every client. A subclass calls ``_begin`` at the end of its constructor."""
 
     endpoints: tuple[str, ...]
+    _net: Net = SOCKETS
     _settings: ClientSettings
     _core: ClientCore
     _delivery: Delivery
@@ -24,7 +26,7 @@ class ClientBase:
     def _begin(self, on_event: Callable[[Event], object] | None, partials_max: int) -> None:
         """Make the rest of it, once the core and the settings are there."""
         self.endpoints = self._settings.fleet.endpoints
-        self._delivery = Delivery(self._core, on_event, partials_max)
+        self._delivery = Delivery(self._core, on_event, partials_max, self._net.clock)
         self._pid = os.getpid()
         self._init_shell()
 

@@ -6,7 +6,6 @@ is the number of unread tuples.
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,11 @@ class Delivery:
     """Carries outputs out. Only the thread that drives the core calls ``perform``; it sets ``links``."""
 
     def __init__(
-        self, core: ClientCore, on_event: Callable[[Event], object] | None, partials_max: int
+        self,
+        core: ClientCore,
+        on_event: Callable[[Event], object] | None,
+        partials_max: int,
+        clock: Callable[[], float],
     ) -> None:
         self.links: Links
         self.journal: CallJournal | None = None
@@ -42,6 +45,7 @@ class Delivery:
         self.waiting: dict[Any, None] = {}
         self._core = core
         self._partials_max = partials_max
+        self._clock = clock
 
     def open_journal(self, settings: ClientSettings) -> None:
         """Open the journal, if the settings name one."""
@@ -60,7 +64,7 @@ class Delivery:
             elif isinstance(output, Deliver):
                 self._deliver(output.call, output.reply)
             elif isinstance(output, Fail):
-                output.call.elapsed_s = time.monotonic() - output.call.begun_at
+                output.call.elapsed_s = self._clock() - output.call.begun_at
                 self._fail(output.call, output.error)
             elif isinstance(output, Reset):
                 self.links.reset(output.node)
@@ -79,7 +83,7 @@ class Delivery:
     def _deliver(self, call: Call, reply: Reply) -> None:
         if not reply.is_final and call.sink.qsize() >= self._partials_max:
             text = f"{self._partials_max} PARTIALs (partials_max) wait to be read: the reader is too slow"
-            self.perform(self._core.abandon(call, time.monotonic()))
+            self.perform(self._core.abandon(call, self._clock()))
             self._fail(call, StreamInterruptedError(text))
             return
         if self.journal is not None:

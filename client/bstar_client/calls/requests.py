@@ -4,7 +4,6 @@ No sockets, no threads, no event loop: both clients use it.
 """
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
@@ -44,6 +43,7 @@ class Requests:
         self._fleet = settings.fleet
         self._is_fleet = len(settings.fleet.pairs) > 1
         self._timeout = settings.timeout
+        self._clock = settings.net.clock
         self._is_native = settings.is_native
         self._message_bytes_max = settings.link.message_bytes_max
         self.tracer: CallTracer | None = None
@@ -74,7 +74,7 @@ class Requests:
         size = sum(map(len, frames))
         if size + len(name) + len(extensions) + _HEADER_BYTES > self._message_bytes_max:
             raise LocalProtocolError(f"the message has more than {self._message_bytes_max} octets")
-        now = time.monotonic()
+        now = self._clock()
         timeout_s = self.seconds(ask.timeout)
         call = Call(
             name,
@@ -126,6 +126,7 @@ class Requests:
         timeout_s: float | None = None
         name, place = b"", -1
         size_max = self._message_bytes_max - _HEADER_BYTES
+        clock = self._clock
         # A wrong service or timeout is the error of each body.
         # A traced call takes the long path.
         with contextlib.suppress(LocalProtocolError, CallTimeoutError):
@@ -137,7 +138,7 @@ class Requests:
 
         def make(body: Body | Ask, index: int) -> Call:
             if type(body) is bytes and place >= 0 and (size := len(body)) <= size_max:
-                now = time.monotonic()
+                now = clock()
                 deadline = None if timeout_s is None else now + timeout_s
                 return Call(
                     name,

@@ -277,3 +277,14 @@ class Links:
                 self._read.append((index, socket, messages))
             if len(messages) < _DRAIN_MAX:
                 touched.pop(index, None)
+
+
+class Sockets:
+    """The ``Net`` of every program: ZeroMQ's sockets, and the system's clock."""
+
+    def __init__(self) -> None:
+        self.clock: Callable[[], float] = time.monotonic
+        self.new_links: Callable[..., Links] = Links
+
+
+SOCKETS = Sockets()

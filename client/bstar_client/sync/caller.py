@@ -3,6 +3,7 @@
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import islice
 from typing import Self
@@ -20,7 +21,10 @@ class Caller(ClientBase):
 
     def _init_shell(self) -> None:
         self._close_lock = threading.Lock()
-        self._loop = ClientLoop(self, self._settings, self._core, self._delivery)
+        self._loop = self._new_loop()
+
+    def _new_loop(self) -> ClientLoop:
+        return ClientLoop(self, self._settings, self._core, self._delivery)
 
     def _sink(self) -> Sink:
         """For the outcome of one call. Raises an error if the client cannot be used here."""
@@ -148,6 +152,10 @@ class Caller(ClientBase):
             raise ForkedError(f"this client was made before fork(): make a new {kind} in the child process")
         if self._loop.is_closing:
             raise ClosedError("the client is closed")
+
+    def _pause(self, seconds: float) -> None:
+        """Let so much time pass."""
+        time.sleep(seconds)
 
     def _abandon(self, *calls: Call) -> None:
         """Give up the calls that have no outcome yet."""

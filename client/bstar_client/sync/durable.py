@@ -1,7 +1,6 @@
 # Made of client/bstar_client/aio/durable.py by `make docs`: edit that file.
 """Durable requests of the client for threads."""
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing
@@ -50,6 +49,10 @@ class DurableCalls(Client, ABC):
         pair: int | None = None,
     ) -> Generator[Reply | CallFailed, None, None]:
         """Send many requests, and yield what came of them."""
+
+    @abstractmethod
+    def _pause(self, seconds: float) -> None:
+        """Let so much time pass."""
 
     @abstractmethod
     def _check(self) -> None:
@@ -185,20 +188,21 @@ class DurableCalls(Client, ABC):
         """
         pair = self._requests.store_pair(service)
         patience_s = self._requests.seconds(timeout)
-        polls = Polls(request_id, wait, time.monotonic())
+        clock = self._net.clock
+        polls = Polls(request_id, wait, clock())
         while True:
-            frame = polls.frame(time.monotonic())
+            frame = polls.frame(clock())
             limit_s = None if patience_s is None else patience_s + polls.poll_s
             try:
                 reply = self._ask(Ask(frame, None, limit_s, Service.RESULT.value), pair=pair)
                 found = polls.read(reply)
             except (BusyError, CallTimeoutError):
-                if polls.is_over(time.monotonic()):
+                if polls.is_over(clock()):
                     raise
             else:
-                if found is not None or polls.is_over(time.monotonic()):
+                if found is not None or polls.is_over(clock()):
                     return found
-            time.sleep(polls.pause_s(time.monotonic()))
+            self._pause(polls.pause_s(clock()))
 
     def status_of(
         self, request_id: str, *, service: str | bytes | None = None, timeout: Timeout = DEFAULT

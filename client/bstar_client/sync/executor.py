@@ -1,6 +1,5 @@
 """Calls the handler for one request, in any thread, and posts its results to the outbox."""
 
-import time
 from collections.abc import Callable, Generator, Iterator
 
 from bstar_client.arguments.bodies import REPLY_HEAD_BYTES, to_reply
@@ -12,8 +11,6 @@ from bstar_client.workers.dispatch import Dispatcher
 from bstar_client.workers.failures import drop
 from bstar_client.workers.handlers import Request, WorkerHooks
 from bstar_client.workers.replies import ReplyStore
-
-_clock = time.monotonic
 
 # A single frame of at most this size needs no further check.
 _SMALL_BYTES = 16_384
@@ -27,6 +24,7 @@ class Executor:
     ) -> None:
         self._dispatcher = dispatcher
         settings = dispatcher.settings
+        self._clock = settings.net.clock
         self._hooks = settings.hooks
         # A worker without hooks calls none: this saves two calls per request.
         self._is_observed = type(settings.hooks) is not WorkerHooks
@@ -39,27 +37,28 @@ class Executor:
 
     def execute(self, job: Job) -> float:
         """Execute a claimed request. Returns the time at its end."""
-        began_at = _clock()
+        clock = self._clock
+        began_at = clock()
         dispatcher, post = self._dispatcher, self._outbox.post
         if job.deadline is not None and began_at >= job.deadline:
             post((job, [], "expired"))
             return began_at
         request = dispatcher.request_of(job)
         if self._dedupe is not None and self._is_replayed(self._dedupe, job, request):
-            return _clock()
+            return clock()
         if self._is_observed:
             dispatcher.call_hook(self._hooks.request_started, request)
-            began_at = _clock()
+            began_at = clock()
         job.began_at = began_at
         try:
             body = self._call(job, request)
         except BaseException as error:  # noqa: BLE001 - whatever the handler raises, SystemExit too, is its answer
-            job.ended_at = ended_at = _clock()
+            job.ended_at = ended_at = clock()
             job.on_cancel = None
             self._policy.note(ended_at - began_at)
             post(dispatcher.failed(job, request, error))
         else:
-            job.ended_at = ended_at = _clock()
+            job.ended_at = ended_at = clock()
             job.on_cancel = None
             self._policy.note(ended_at - began_at)
             if self._is_observed:

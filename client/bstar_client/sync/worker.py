@@ -84,9 +84,12 @@ class Worker(BaseWorker[Handler]):
     _credit_max = THREADS_MAX
 
     def _init_shell(self) -> None:
-        self._loop = WorkerLoop(self, self._settings, self._core)
+        self._loop = self._new_loop()
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
+
+    def _new_loop(self) -> WorkerLoop:
+        return WorkerLoop(self, self._settings, self._core)
 
     def handler(self, function: _HandlerT) -> _HandlerT:
         """Decorator: ``@worker.handler`` makes the function the worker's handler."""

@@ -2,7 +2,6 @@
 
 import os
 import random
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -28,7 +27,7 @@ from bstar_client.arguments.checks import (
     to_seconds_or_none,
     warn_of_lone_nodes,
 )
-from bstar_client.arguments.settings import Dialect, LinkSettings, secured
+from bstar_client.arguments.settings import Dialect, LinkSettings, Net, secured
 from bstar_client.core.figures import WorkerFigures, figures_of
 from bstar_client.core.worker.dialects import Mdp02Worker, NativeWorker
 from bstar_client.core.worker.handler_times import HandlerTimes
@@ -36,6 +35,7 @@ from bstar_client.core.worker.jobs import WorkerLimits
 from bstar_client.core.worker.node_sessions import WorkerCounters
 from bstar_client.core.worker.session import WorkerCore
 from bstar_client.journal import JournalPlace, WorkJournal, named_after
+from bstar_client.links.links import SOCKETS
 from bstar_client.workers.handlers import WorkerHooks
 from bstar_client.workers.replies import ReplyStore
 
@@ -56,6 +56,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ``endpoints`` are those of the pair that the service belongs to.
     """
 
+    net: Net
     endpoints: tuple[str, ...]
     service: bytes
     is_plain: bool
@@ -84,6 +85,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
     # The credit of a native worker that names neither credit nor threads, and the most without threads.
     _credit_default: ClassVar[int]
     _credit_max: ClassVar[int]
+    _net: Net = SOCKETS
 
     def __init__(
         self,
@@ -149,6 +151,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
         pair = fleet.pair_of(self.service)
         self.endpoints = pair.endpoints
         self._settings = WorkerSettings(
+            net=self._net,
             endpoints=self.endpoints,
             service=self.service,
             is_plain=is_plain,
@@ -192,7 +195,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
 
     def figures(self) -> WorkerFigures:
         """The worker at this moment, for metrics. Any thread may ask."""
-        return figures_of(self._core, self.service, time.monotonic())
+        return figures_of(self._core, self.service, self._net.clock())
 
     def time_handlers(self) -> None:
         """Keep a histogram of the handlers' seconds from now on (``bstar_client.metrics``)."""
