@@ -14,7 +14,12 @@ from hypothesis import settings
 settings.register_profile("patient", settings(), deadline=None)
 settings.load_profile("patient")
 
-pytest_plugins = ["support.broker_fixtures", "support.schedule", "support.spark_fixtures"]
+pytest_plugins = [
+    "support.broker_fixtures",
+    "support.schedule",
+    "support.spark_fixtures",
+    "bstar_testing.plugin",
+]
 
 # The audit events of what takes time that is not the test's own.
 _FORBIDDEN = frozenset(

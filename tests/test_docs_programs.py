@@ -241,14 +241,23 @@ def test_a_job_of_eventmq(tmp_path: Path) -> None:
 
 
 def test_a_service_of_the_users_own_is_tested(tmp_path: Path) -> None:
-    """docs/testing.md: the programs, and the snippet that opens the page."""
+    """docs/testing.md: the programs, and the snippets that open its two parts."""
     found = programs("testing.md")
-    assert found.keys() == {"prices.py", "test_prices.py"}
+    assert found.keys() == {"prices.py", "test_prices.py", "test_fake_prices.py"}
     for name, text in found.items():
         (tmp_path / name).write_text(text)
-    (tmp_path / "first.py").write_text(blocks("testing.md", "python")[0])
-    assert run(tmp_path, "first.py") == []
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_prices.py"]
+    for opening in (text for text in blocks("testing.md", "python") if text.startswith("from bstar_testing")):
+        (tmp_path / "first.py").write_text(opening)
+        assert run(tmp_path, "first.py") == []
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *map(str, tmp_path.glob("test_*")),
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 passed" in done.stdout
+    assert "8 passed" in done.stdout

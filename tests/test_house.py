@@ -55,6 +55,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         ("bstar_client.sync.client", ["asyncio", "sqlite3", "bstar.journal", "bstar_client.sync.worker"]),
         ("bstar_client.aio.worker", ["transitions", "yaml", "prometheus_client", "pyspark", "sqlite3"]),
         ("bstar_pipeline", ["pyspark"]),
+        ("bstar_testing", ["zmq", "bstar_broker", "bstar_client", "pytest"]),
+        ("bstar_testing.memory.pair", ["yaml", "prometheus_client", "bstar.settings", "pytest"]),
     ],
 )
 def test_importing_a_package_loads_no_more_than_it_needs(package: str, must_not_load: list[str]) -> None:

@@ -43,12 +43,15 @@ class Caller(ClientBase):
     def _start(self, make_call: Callable[[CallFuture], Call]) -> CallFuture:
         """Make the call for a sink, send it now, and return the future of its reply."""
         self._check()
-        future = CallFuture(self._loop.unawaited, self._abandon, self._explain)
+        future = self._new_future()
         future.call = call = make_call(future)
         self._loop.unawaited.add(future)
         self._loop.begin([call])
         self._loop.nudge()
         return future
+
+    def _new_future(self) -> CallFuture:
+        return CallFuture(self._loop.unawaited, self._abandon, self._explain)
 
     def _replies_of(self, make_call: Callable[[Sink], Call]) -> Generator[Reply, None, None]:
         """Make the call of a stream for a sink, send it now, and yield its replies."""

@@ -1,14 +1,16 @@
 """The request that a handler gets and the hooks of a worker, for ``Worker`` and ``AsyncWorker``."""
 
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
 from bstar.base.printable import brief, compact
-from bstar.wire.extensions import NO_HEADERS
+from bstar.wire.extensions import NO_HEADERS, headers_extensions, headers_of
 from bstar.wire.messages import NEVER_MS, OWN_BACKOFF
+from bstar_client.arguments.bodies import to_frames
 from bstar_client.arguments.checks import to_milliseconds
 from bstar_client.arguments.declined import Declined
 from bstar_client.core.calls import Body
@@ -53,6 +55,35 @@ class Request(msgspec.Struct, frozen=True, eq=False, gc=False):
             extensions=f"{len(self.extensions)} bytes" if self.extensions else "",
             headers=str(sorted(self.headers)) if self.headers else "",
             _job="",
+        )
+
+    @classmethod
+    def of(
+        cls,
+        body: Body = b"",
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        is_redelivered: bool = False,
+        attempt: int = 1,
+    ) -> Self:
+        """A request for the test of a handler alone: ``quote(Request.of(b"apple"))``.
+
+        ``timeout``: how many seconds its client waits. The errors of a wrong body or wrong headers are those
+        of ``HAClient.request``.
+        """
+        extensions = b"" if headers is None else headers_extensions(headers)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return cls(
+            b"test",
+            tuple(to_frames(body)),
+            os.urandom(24),
+            is_redelivered,
+            1,
+            deadline,
+            extensions,
+            attempt,
+            headers_of(extensions) if extensions else NO_HEADERS,
         )
 
     @property

@@ -1,0 +1,191 @@
+"""The clients of a pair in memory: ``HAClient`` and ``AsyncHAClient``, whose messages stay in the process."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from bstar.errors import BstarError, ClosedError, NoActiveNodeError
+from bstar_client import AsyncHAClient, HAClient
+from bstar_client.core.calls import Call, Outcome, Reply
+from bstar_client.core.outputs import ClientCore
+from bstar_client.sync.futures import CallFuture
+from bstar_testing.memory.links import MemoryLinks
+from bstar_testing.memory.node import MemoryNode
+from bstar_testing.memory.world import World
+
+if TYPE_CHECKING:
+    from bstar_client.calls.delivery import Delivery
+    from bstar_client.sync.client_loop import ClientLoop, Sink
+
+
+class MemoryNet:
+    """The ``Net`` of clients and workers in memory. ``is_client``: of clients."""
+
+    def __init__(self, world: World, nodes: Sequence[MemoryNode], *, is_client: bool) -> None:
+        self.world = world
+        self.endpoints = [node.endpoint for node in nodes]
+        self.clock: Callable[[], float] = world.clock.now
+        self.new_links: Callable[..., MemoryLinks] = self._new_links
+        self._nodes = nodes
+        self._is_client = is_client
+
+    def _new_links(self, *_: object, poll: Any, **__: object) -> MemoryLinks:
+        """``poll`` is woken when something has arrived."""
+        return MemoryLinks(self.world, self._nodes, poll.wake, is_client=self._is_client)
+
+
+class MemoryClient(HAClient):
+    """A client for threads. A call lets the pair go on until the call has its outcome."""
+
+    def __init__(self, net: MemoryNet, **options: Any) -> None:
+        self._net: MemoryNet = net
+        super().__init__(net.endpoints, **options)
+
+    def _new_loop(self) -> "ClientLoop":
+        return cast("ClientLoop", MemoryLoop(self._net, self._core, self._delivery))
+
+    def _new_future(self) -> CallFuture:
+        return MemoryFuture(self._net.world, self._loop.unawaited, self._abandon, self._explain)
+
+    def _pause(self, seconds: float) -> None:
+        world = self._net.world
+        world.drive(lambda: False, world.now + seconds)
+
+    def _explain(self, error: NoActiveNodeError) -> None:
+        """There is nothing to find at endpoints in memory."""
+
+
+class AsyncMemoryClient(AsyncHAClient):
+    """A client for asyncio."""
+
+    def __init__(self, net: MemoryNet, **options: Any) -> None:
+        self._net: MemoryNet = net
+        super().__init__(net.endpoints, **options)
+
+    async def _explain(self, error: NoActiveNodeError) -> None:
+        """There is nothing to find at endpoints in memory."""
+
+
+class MemoryFuture(CallFuture):
+    """The future of a call. Who asks for its result lets the pair go on; for ``concurrent.futures.wait`` and
+    callbacks, which do not ask, a thread does.
+    """
+
+    def __init__(self, world: World, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._world = world
+        self._is_driven = False
+        self._waiters = _Waiters(self)
+
+    def drive(self) -> None:
+        """Let the pair go on in a thread until the call has ended."""
+        if not self._is_driven:
+            self._is_driven = True
+            threading.Thread(
+                target=self._world.drive, args=(self.done,), name="bstar-client", daemon=True
+            ).start()
+
+    def result(self, timeout: float | None = None) -> Reply:
+        """The reply, within ``timeout`` seconds of the pair's time or TimeoutError."""
+        self._drive_here(timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The error, or None, within ``timeout`` seconds of the pair's time or TimeoutError."""
+        self._drive_here(timeout)
+        return super().exception(0)
+
+    def _drive_here(self, timeout: float | None) -> None:
+        self._world.drive(self.done, None if timeout is None else self._world.now + timeout)
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """Call it when the call has ended."""
+        super().add_done_callback(fn)
+        self.drive()
+
+
+class _Waiters(list[Any]):
+    """Those who wait for a future without asking it."""
+
+    def __init__(self, future: MemoryFuture) -> None:
+        super().__init__()
+        self._future = future
+
+    def append(self, waiter: Any) -> None:
+        """One more waits."""
+        super().append(waiter)
+        self._future.drive()
+
+
+class MemoryLoop:
+    """What a client for threads uses of its ``ClientLoop``."""
+
+    def __init__(self, net: MemoryNet, core: ClientCore, delivery: "Delivery") -> None:
+        self.is_closing = False
+        self.unawaited: set[CallFuture] = set()
+        self._world = net.world
+        self._core = core
+        self._delivery = delivery
+        self._abandoned: list[Call] = []
+        self._links = delivery.links = cast("Any", net.new_links(poll=self))
+        delivery.perform(core.restart((), self._world.now))
+        self._links.open_all()
+        self._world.timed.append(self)
+
+    def begin(self, calls: Sequence[Call]) -> None:
+        """Send calls."""
+        if self.is_closing:
+            error = ClosedError("the client is closed; the request was not sent")
+            for call in calls:
+                call.sink.put(((call, cast("BstarError", error)),))
+            return
+        self._world.post(lambda: self._delivery.perform(self._core.submit_all(calls, self._world.now)))
+
+    def nudge(self) -> None:
+        """What was sent arrives as soon as somebody waits."""
+
+    def wait(self, call: Call, sink: "Sink") -> tuple[Outcome, ...]:
+        """The next outcomes in the caller's own sink."""
+        while True:
+            self._world.drive(lambda: not sink.empty())
+            try:
+                outcomes = sink.get_nowait()
+            except queue.Empty:  # another thread reads the same sink
+                continue
+            assert outcomes is not None, "nobody is promoted here"
+            return outcomes
+
+    def abandon(self, calls: Iterable[Call]) -> None:
+        """Nobody waits for these calls. Only notes it, because a finaliser may call this anywhere."""
+        self._abandoned.extend(calls)
+        self._world.post(self._abandon)
+
+    def _abandon(self) -> None:
+        while self._abandoned:
+            self._delivery.abandon(self._abandoned.pop(0), self._world.now)
+
+    def close(self) -> None:
+        """End every call. Idempotent."""
+        if not self.is_closing:
+            self.is_closing = True
+            self._world.timed.remove(self)
+            self._delivery.perform(self._core.close(self._world.now))
+            self._links.end()
+            if self._delivery.journal is not None:
+                self._delivery.journal.close()
+
+    # --- the world ------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Something has arrived."""
+        if not self.is_closing:
+            self._links.step(self._core, self._delivery.perform)
+
+    def next_deadline(self) -> float | None:
+        """When the core is due."""
+        return self._core.next_deadline()
+
+    def on_time(self) -> None:
+        """It is due."""
+        self._delivery.perform(self._core.handle_timer(self._world.now))

@@ -1,0 +1,212 @@
+"""What happens in a pair in memory, one thing after the other, and when its time moves.
+
+Each message is an *event*; events happen in the order in which they came. *Timers* are the deadlines of the
+cores. A *job* is a handler: it runs between two events, in the thread that waits for a reply. Time jumps to
+the next deadline when there is neither event nor job. A handler that waits for a reply itself goes on with
+the events meanwhile.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from heapq import heappop, heappush
+from itertools import count
+from typing import Protocol
+
+from bstar_testing.memory.clock import PrivateLoop, VirtualClock
+from bstar_testing.processes import HarnessError
+
+# A test that waits while no handler runs for so long waits for ever. In an event loop a call that waits looks
+# like a test that sleeps.
+_QUIET_S_MAX = 21_600.0
+_QUIET_IN_LOOP_S_MAX = 100_000.0
+# A handler in another thread has so long to do something, in steps, before time jumps.
+_PATIENCE_S = 0.05
+_LOOK_S = 0.001
+
+Job = Callable[[], object]
+
+
+class Timed(Protocol):
+    """A core with a deadline."""
+
+    def next_deadline(self) -> float | None:
+        """When ``on_time`` is due."""
+
+    def on_time(self) -> None:
+        """The deadline has come."""
+
+
+class World:
+    """One pair's. Any thread may call ``drive``; what happens holds the lock, jobs do not.
+
+    ``on_work`` is called when there is something to do: with an event loop, which then calls ``turn``.
+    """
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.timed: list[Timed] = []
+        # Where async handlers run if the client is one for threads.
+        self.private_loop: PrivateLoop | None = None
+        self.on_work: Callable[[], object] | None = None
+        self._events: deque[Callable[[], object]] = deque()
+        self._jobs: deque[Job] = deque()
+        self._later: list[tuple[float, int, Callable[[], object]]] = []
+        self._numbers = count()
+        self._lock = threading.RLock()
+        self._here = threading.local()
+        # Handlers that run, and do not wait for what happens here.
+        self._busy = 0
+        self._active_at = self.clock.now()
+
+    @property
+    def now(self) -> float:
+        """The time."""
+        return self.clock.now()
+
+    def post(self, event: Callable[[], object]) -> None:
+        """Let this happen after what was posted before."""
+        self._events.append(event)
+        self._tell()
+
+    def offer(self, job: Job) -> None:
+        """Let this job run when its turn comes."""
+        self._jobs.append(job)
+        self._tell()
+
+    def at(self, when: float, event: Callable[[], object]) -> None:
+        """Let this happen at a time."""
+        heappush(self._later, (when, next(self._numbers), event))
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.on_work is not None:
+            self.on_work()
+
+    # --- what happens ---------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """When something is due next."""
+        times = [due for each in self.timed if (due := each.next_deadline()) is not None]
+        if self._later:
+            times.append(self._later[0][0])
+        return min(times, default=None)
+
+    def turn(self) -> bool:
+        """Let everything happen that is due, and run one job; False if there was nothing."""
+        with self._lock:
+            happened = self._happen()
+            job = self._jobs.popleft() if self._jobs else None
+        if job is None:
+            return happened
+        self._run(job)
+        return True
+
+    def _happen(self) -> bool:
+        happened = False
+        events, now = self._events, self.now
+        while events:
+            events.popleft()()
+            happened = True
+        while self._later and self._later[0][0] <= now:
+            heappop(self._later)[2]()
+            happened = True
+        for each in list(self.timed):
+            due = each.next_deadline()
+            if due is not None and due <= now:
+                each.on_time()
+                happened = True
+        return happened
+
+    def _run(self, job: Job) -> None:
+        depth = getattr(self._here, "depth", 0)
+        self._here.depth = depth + 1
+        self._count(1)
+        try:
+            job()
+        finally:
+            self._count(-1)
+            self._here.depth = depth
+
+    @contextmanager
+    def as_job(self) -> Iterator[None]:
+        """What the calling thread does belongs to a job, which another thread runs."""
+        self._here.depth = 1
+        try:
+            yield
+        finally:
+            self._here.depth = 0
+
+    def note_handler(self) -> None:
+        """A handler is called."""
+        self._active_at = self.now
+
+    def _count(self, busy: int) -> None:
+        with self._lock:
+            self._busy += busy
+
+    # --- time -----------------------------------------------------------------------------------------------
+
+    def drive(self, is_over: Callable[[], object], until: float | None = None) -> bool:
+        """Go on until the condition holds; False if it does not hold at the time ``until``.
+
+        HarnessError if nothing would ever change that.
+        """
+        # A handler that waits is not busy.
+        own = int(getattr(self._here, "depth", 0) > 0)
+        self._count(-own)
+        try:
+            while not is_over():
+                if self.turn():
+                    continue
+                if self.private_loop is not None and self.private_loop.turn():
+                    continue
+                if self._others_go_on():
+                    continue
+                if not self._jump(until):
+                    return False
+        finally:
+            self._count(own)
+        return True
+
+    def pass_time(self, seconds: float) -> None:
+        """Go on for so long."""
+        self.drive(lambda: False, self.now + seconds)
+        self._active_at = self.now
+
+    def _others_go_on(self) -> bool:
+        """True if a handler in another thread has made something happen."""
+        waited_s = 0.0
+        while self._busy > 0 and waited_s < _PATIENCE_S:
+            time.sleep(_LOOK_S)
+            waited_s += _LOOK_S
+            if self._events or self._jobs:
+                return True
+        return False
+
+    def _jump(self, until: float | None) -> bool:
+        if until is not None and self.now >= until:
+            return False
+        times = [self.next_deadline(), until]
+        if self.private_loop is not None:
+            times.append(self.private_loop.due)
+        due = min(each for each in times if each is not None)
+        if until is None:
+            self._check_quiet(due, _QUIET_S_MAX)
+        self.clock.jump(due)
+        return True
+
+    def jump_in_loop(self, delay_s: float) -> None:
+        """The event loop has nothing to do for so long. HarnessError if that happens for too long."""
+        to = self.now + delay_s
+        self._check_quiet(to, _QUIET_IN_LOOP_S_MAX)
+        self.clock.jump(to)
+
+    def _check_quiet(self, to: float, quiet_s_max: float) -> None:
+        if to > self._active_at + quiet_s_max:
+            raise HarnessError(
+                f"this waits for ever: no handler has run for {quiet_s_max / 3600:.0f} hours of the pair's "
+                "time. Give the call a timeout, or let the time pass that a durable request needs (pass_time)"
+            )

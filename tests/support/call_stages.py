@@ -1,0 +1,186 @@
+"""Where the suite of call semantics runs: a pair in memory, with threads or with asyncio, and a real pair.
+
+A *stage* has a client with the words of ``HAClient``, the test's own handlers, and faults. A fault that comes
+while a handler runs is a call in that handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+from bstar_client import HAClient, Worker
+from bstar_testing import FakePair, Pair, fake, wait_until
+
+# A real pair that many tests share has room for so many requests in each queue.
+QUEUE_LENGTH_MAX = 4
+
+Handler = Callable[..., Any]
+
+
+class Stage(ABC):
+    """``enter`` makes the client and the workers for the length of a block."""
+
+    client: Any
+
+    @abstractmethod
+    def enter(self, handlers: Mapping[str, Handler]) -> Any:
+        """A block with a client and these services."""
+
+    @abstractmethod
+    def lose_reply(self) -> None:
+        """In a handler: what it returns now does not reach its client."""
+
+    @abstractmethod
+    def fail_over(self) -> None:
+        """The node that serves dies."""
+
+    @abstractmethod
+    def busy(self) -> Any:
+        """A block in which no request to the service "full" is taken."""
+
+    @abstractmethod
+    def slow(self, seconds: float) -> Handler:
+        """A handler that takes so long."""
+
+    @abstractmethod
+    def pass_time(self, seconds: float) -> None:
+        """Wait, in the test."""
+
+
+class Fake(Stage):
+    """In memory, with threads."""
+
+    pair: FakePair
+
+    @contextmanager
+    def enter(self, handlers: Mapping[str, Handler]) -> Iterator[None]:
+        self.pair = fake(handlers)
+        with self.pair as self.client:
+            yield
+
+    def lose_reply(self) -> None:
+        self.pair.lose_reply()
+
+    def fail_over(self) -> None:
+        self.pair.fail_over()
+
+    def busy(self) -> Any:
+        return self.pair.busy()
+
+    def slow(self, seconds: float) -> Handler:
+        return lambda request: self.pair.pass_time(seconds)
+
+    def pass_time(self, seconds: float) -> None:
+        self.pair.pass_time(seconds)
+
+
+class AsyncFake(Fake):
+    """In memory, with asyncio."""
+
+    @contextmanager
+    def enter(self, handlers: Mapping[str, Handler]) -> Iterator[None]:
+        self.pair = fake(handlers)
+        with asyncio.Runner() as self._runner:
+            self.client = Stepwise(self._runner.run(self.pair.__aenter__()), self._runner)
+            try:
+                yield
+            finally:
+                self._runner.run(self.pair.__aexit__(None, None, None))
+
+    def slow(self, seconds: float) -> Handler:
+        async def handler(request: object) -> None:
+            await asyncio.sleep(seconds)
+
+        return handler
+
+    def pass_time(self, seconds: float) -> None:
+        self._runner.run(asyncio.sleep(seconds))
+
+
+class Real(Stage):
+    """Two nodes as processes, and workers in threads of the test."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        self._is_over = threading.Event()
+
+    @contextmanager
+    def enter(self, handlers: Mapping[str, Handler]) -> Iterator[None]:
+        with ExitStack() as stack:
+            self.client = stack.enter_context(HAClient(self.pair.endpoints, timeout=120))
+            workers = [
+                stack.enter_context(Worker(self.pair.endpoints, service, handler, threads=8))
+                for service, handler in handlers.items()
+            ]
+            for worker in workers:
+                wait_until(lambda worker=worker: all(worker.figures().registered.values()), "registered")  # type: ignore[misc]
+            stack.callback(self._is_over.set)
+            stack.callback(self._mend)
+            yield
+
+    def _mend(self) -> None:
+        for node in self.pair.nodes:
+            if not node.is_running:
+                node.start()
+        self.pair.settled()
+
+    def fail_over(self) -> None:
+        self.pair.kill_active()
+
+    def lose_reply(self) -> None:
+        # It goes to the node that is dead.
+        self.pair.kill_active()
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Nobody offers the service, and other requests fill its queue."""
+        with ExitStack() as stack:
+            for _ in range(QUEUE_LENGTH_MAX):
+                stack.enter_context(closing(self.client.stream("full", b"", timeout=600)))
+            self.pair.active().wait_for("they wait", lambda state: state.broker.queued == QUEUE_LENGTH_MAX)
+            yield
+
+    def slow(self, seconds: float) -> Handler:
+        def handler(request: object) -> None:
+            self._is_over.wait(seconds)
+
+        return handler
+
+    def pass_time(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class Stepwise:
+    """An ``AsyncHAClient`` whose methods block. Its event loop runs while one of them does."""
+
+    def __init__(self, client: Any, runner: asyncio.Runner) -> None:
+        self._client = client
+        self._runner = runner
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+        if not inspect.ismethod(found):
+            return found
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            result: Any = found(*arguments, **options)
+            return self._iterate(result) if inspect.isasyncgen(result) else self._runner.run(result)
+
+        return call
+
+    def _iterate(self, generator: Any) -> Iterator[Any]:
+        async def step() -> Any:
+            return await anext(generator, self)
+
+        try:
+            while (each := self._runner.run(step())) is not self:
+                yield each
+        finally:
+            self._runner.run(generator.aclose())

@@ -1,0 +1,271 @@
+"""What a call may end with: the same in a pair in memory and in a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from itertools import count
+
+import pytest
+
+from bstar_client import (
+    Ask,
+    BusyError,
+    CallFailed,
+    CallTimeoutError,
+    ClosedError,
+    DeadLetterError,
+    HandlerError,
+    OutcomeUnknownError,
+    Request,
+    RequestCancelledError,
+    RetryPolicy,
+    UnknownRequestError,
+)
+from bstar_testing import Pair, pair
+from support.call_stages import QUEUE_LENGTH_MAX, AsyncFake, Fake, Real, Stage
+
+PRICES = {b"apple": b"3", b"pear": b"4"}
+
+
+@pytest.fixture(scope="module")
+def real_pair() -> Iterator[Pair]:
+    settings = {"limits.queue_length_max": QUEUE_LENGTH_MAX}
+    with pair(workers=0, has_store=True, settings=settings) as made:
+        yield made
+
+
+@pytest.fixture(params=["fake", "fake asyncio", pytest.param("real", marks=pytest.mark.loopback)])
+def stage(request: pytest.FixtureRequest) -> Stage:
+    if request.param == "real":
+        return Real(request.getfixturevalue("real_pair"))
+    return Fake() if request.param == "fake" else AsyncFake()
+
+
+def quote(request: Request) -> bytes:
+    return PRICES[request.body]
+
+
+class Runs:
+    """A handler that keeps what it was asked. ``fault`` comes in its first run."""
+
+    def __init__(self, fault: object = None) -> None:
+        self.requests: list[Request] = []
+        self._fault = fault
+
+    def __call__(self, request: Request) -> bytes:
+        self.requests.append(request)
+        if len(self.requests) == 1 and callable(self._fault):
+            self._fault()
+        return b"done"
+
+
+# --- requests -----------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_answered_by_the_handler_of_its_service(stage: Stage) -> None:
+    with stage.enter({"price": quote, "shout": lambda request: request.body.upper()}):
+        assert stage.client.request("price", b"apple").body == b"3"
+        assert stage.client.request("shout", b"hello").body == b"HELLO"
+        assert stage.client.discover("price")
+        assert not stage.client.discover("nobody")
+        assert {each["service"] for each in stage.client.services()} >= {"price", "shout"}
+
+
+def test_a_handler_that_raises_is_a_handler_error(stage: Stage) -> None:
+    with stage.enter({"price": quote}):
+        with pytest.raises(HandlerError, match="KeyError: b'brick'") as caught:
+            stage.client.request("price", b"brick")
+        assert caught.value.may_have_executed
+        assert stage.client.request("price", b"pear").body == b"4"
+
+
+def test_frames_headers_and_time_reach_the_handler(stage: Stage) -> None:
+    runs = Runs()
+    with stage.enter({"work": runs}):
+        stage.client.request("work", [b"a", b"b"], headers={"tenant": "7"}, timeout=120)
+    [request] = runs.requests
+    assert (request.service, request.frames) == (b"work", (b"a", b"b"))
+    assert dict(request.headers) == {"tenant": "7"}
+    remaining_s = request.remaining()
+    assert remaining_s is not None
+    assert 0 < remaining_s <= 120
+    assert not request.is_redelivered
+
+
+def test_a_service_that_nobody_offers_is_a_timeout_that_was_not_executed(stage: Stage) -> None:
+    with stage.enter({}):
+        with pytest.raises(CallTimeoutError, match='no worker offers service "nobody"') as caught:
+            stage.client.request("nobody", b"", timeout=5)
+        assert not caught.value.may_have_executed
+
+
+def test_a_handler_that_is_too_slow_is_a_timeout_that_may_have_been_executed(stage: Stage) -> None:
+    with stage.enter({"slow": stage.slow(30)}):
+        with pytest.raises(CallTimeoutError) as caught:
+            stage.client.request("slow", b"", timeout=1)
+        assert caught.value.may_have_executed
+
+
+def test_a_closed_client_sends_nothing(stage: Stage) -> None:
+    runs = Runs()
+    with stage.enter({"work": runs}):
+        stage.client.close()
+        with pytest.raises(ClosedError):
+            stage.client.request("work", b"")
+    assert not runs.requests
+
+
+# --- faults -------------------------------------------------------------------------------------------------
+
+
+def test_a_request_whose_reply_was_lost_is_executed_again(stage: Stage) -> None:
+    runs = Runs(stage.lose_reply)
+    with stage.enter({"work": runs}):
+        assert stage.client.request("work", b"x").body == b"done"
+    first, second = runs.requests
+    assert first.identity == second.identity
+    assert (first.is_redelivered, second.is_redelivered) == (False, True)
+
+
+def test_a_request_that_must_run_once_and_whose_reply_was_lost_has_no_known_outcome(stage: Stage) -> None:
+    runs = Runs(stage.lose_reply)
+    with stage.enter({"work": runs}):
+        with pytest.raises(OutcomeUnknownError) as caught:
+            stage.client.request("work", b"x", idempotent=False)
+        assert caught.value.may_have_executed
+        assert len(runs.requests) == 1
+
+
+def test_a_request_is_redelivered_by_the_node_that_takes_over(stage: Stage) -> None:
+    runs = Runs(stage.fail_over)
+    with stage.enter({"work": runs}):
+        stage.client.request("work", b"before", key="other")
+        before = stage.client.active
+        assert len(runs.requests) == 2
+        assert runs.requests[1].is_redelivered
+        assert runs.requests[1].epoch > runs.requests[0].epoch
+        stage.client.request("work", b"after")
+        assert stage.client.active == before
+
+
+def test_a_call_after_a_failover_goes_to_the_other_node(stage: Stage) -> None:
+    with stage.enter({"price": quote}):
+        stage.client.request("price", b"apple")
+        before = stage.client.active
+        stage.fail_over()
+        assert stage.client.request("price", b"apple").body == b"3"
+        assert stage.client.active != before
+
+
+def test_a_full_queue_is_busy_until_the_deadline_and_nothing_is_executed(stage: Stage) -> None:
+    with stage.enter({"price": quote}):
+        with stage.busy():
+            with pytest.raises(BusyError) as caught:
+                stage.client.request("full", b"apple", timeout=1)
+            assert not caught.value.may_have_executed
+        assert stage.client.request("price", b"apple").body == b"3"
+
+
+# --- many, and streams --------------------------------------------------------------------------------------
+
+
+def test_map_yields_replies_in_order_and_failures_in_their_place(stage: Stage) -> None:
+    with stage.enter({"price": quote}):
+        bodies = [b"apple", b"brick", Ask(b"x", service="nobody", timeout=1), b"pear"]
+        outcomes = list(stage.client.map("price", bodies, errors="return"))
+        assert [each.index for each in outcomes] == [0, 1, 2, 3]
+        errors = [each.error for each in outcomes if isinstance(each, CallFailed)]
+        assert list(map(type, errors)) == [HandlerError, CallTimeoutError]
+        assert [each.body for each in (outcomes[0], outcomes[3])] == [b"3", b"4"]
+        with pytest.raises(HandlerError):
+            list(stage.client.map("price", [b"apple", b"brick"]))
+
+
+def test_a_stream_has_the_parts_of_its_handler_and_what_it_returns(stage: Stage) -> None:
+    def three(request: Request) -> Generator[bytes, None, bytes]:
+        for number in range(3):
+            yield b"%d" % number
+        return b"over"
+
+    with stage.enter({"count": three}):
+        parts = list(stage.client.stream("count", b""))
+        assert [part.body for part in parts] == [b"0", b"1", b"2", b"over"]
+        assert [part.is_final for part in parts] == [False, False, False, True]
+        assert stage.client.request("count", b"").body == b"over"
+
+
+def test_a_stream_may_be_left_early(stage: Stage) -> None:
+    def endless(request: Request) -> Iterator[bytes]:
+        for number in count():
+            if is_over:
+                return
+            yield b"%d" % number
+            stage.slow(0.0)(request) if isinstance(stage, Real) else None
+
+    is_over: list[bool] = []
+    with stage.enter({"count": endless, "price": quote}):
+        stream = stage.client.stream("count", b"", timeout=120)
+        assert next(stream).body == b"0"
+        assert next(stream).body == b"1"
+        stream.close()
+        assert stage.client.request("price", b"apple").body == b"3"
+        is_over.append(True)
+
+
+# --- durable requests ---------------------------------------------------------------------------------------
+
+
+def test_a_durable_request_is_executed_and_its_answer_is_kept(stage: Stage) -> None:
+    with stage.enter({"price": quote}):
+        request = stage.client.submit("price", b"apple", headers={"tenant": "7"})
+        assert stage.client.result(request, wait=120).body == b"3"
+        assert stage.client.result(request).body == b"3"
+        status = stage.client.status_of(request)
+        assert (status.state, status.attempts) == ("answered", 1)
+        stage.client.close_result(request)
+        with pytest.raises(UnknownRequestError):
+            stage.client.result(request)
+
+
+def test_one_key_is_one_durable_request(stage: Stage) -> None:
+    runs = Runs()
+    with stage.enter({"order": runs}):
+        key = f"key of {type(stage).__name__}"
+        first = stage.client.submit("order", b"x", key=key)
+        assert stage.client.submit("order", b"x", key=key) == first
+        stage.client.result(first, wait=120)
+        assert stage.client.submit("order", b"x", key=key) == first
+    assert len(runs.requests) == 1
+
+
+def test_a_durable_request_that_always_fails_becomes_a_dead_letter(stage: Stage) -> None:
+    with stage.enter({"price": quote}):
+        retries = RetryPolicy(max=2, backoff=0.2)
+        request = stage.client.submit("price", b"brick", retries=retries)
+        with pytest.raises(DeadLetterError, match="KeyError: b'brick'") as caught:
+            stage.client.result(request, wait=120)
+        assert (caught.value.cause, caught.value.attempts) == ("failed", 2)
+        assert request in [each.id for each in stage.client.dead_letters("price")]
+
+
+def test_a_durable_request_waits_for_its_time_and_may_be_cancelled(stage: Stage) -> None:
+    runs = Runs()
+    with stage.enter({"order": runs}):
+        soon = stage.client.submit("order", b"soon", delay=1)
+        late = stage.client.submit("order", b"late", delay=1)
+        assert stage.client.result(soon, wait=0) is None
+        assert stage.client.cancel(late).state == "cancelled"
+        stage.pass_time(1)
+        assert stage.client.result(soon, wait=120).body == b"done"
+        with pytest.raises(RequestCancelledError):
+            stage.client.result(late)
+    assert [request.body for request in runs.requests] == [b"soon"]
+
+
+def test_a_durable_request_survives_the_death_of_a_node(stage: Stage) -> None:
+    runs = Runs(stage.fail_over)
+    with stage.enter({"order": runs}):
+        request = stage.client.submit("order", b"x")
+        assert stage.client.result(request, wait=120).body == b"done"
+    assert len(runs.requests) == 2
+    assert runs.requests[1].is_redelivered

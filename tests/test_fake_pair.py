@@ -1,0 +1,301 @@
+"""The pair in memory, where it differs from a real one: time, threads, and what it does for a test."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from bstar.errors import ConfigurationError
+from bstar_client import CallTimeoutError, HAClient, LocalProtocolError, Request
+from bstar_testing import FakePair, HarnessError, Pair, fake
+from bstar_testing.memory import world
+
+
+def echo(request: Request) -> bytes:
+    return request.body
+
+
+# --- time ---------------------------------------------------------------------------------------------------
+
+
+def test_time_passes_only_where_somebody_waits() -> None:
+    seen: list[float | None] = []
+
+    def slow(request: Request) -> bytes:
+        seen.append(request.remaining())
+        made.pass_time(20)
+        seen.append(request.remaining())
+        return b""
+
+    made = fake({"slow": slow})
+    with made as client:
+        client.request("slow", b"", timeout=60)
+    before, after = seen
+    assert before is not None
+    assert after is not None
+    assert before - after == pytest.approx(20)
+
+
+def test_what_is_due_has_happened_when_that_time_has_passed() -> None:
+    done: list[bytes] = []
+    made = fake({"mail": lambda request: done.append(request.body)})
+    with made as client:
+        client.submit("mail", b"x", delay=3600)
+        made.pass_time(3599.9)
+        assert not done
+        made.pass_time(0.1)
+        assert done == [b"x"]
+
+
+def test_a_call_that_waits_for_ever_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "_QUIET_S_MAX", 600.0)
+    with fake({}) as client, pytest.raises(HarnessError, match="waits for ever"):
+        client.result(client.submit("nobody", b""))
+
+
+def test_a_call_in_an_event_loop_that_waits_for_ever_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "_QUIET_IN_LOOP_S_MAX", 600.0)
+
+    async def ask() -> None:
+        async with fake({}) as client:
+            await client.result(await client.submit("nobody", b""))
+
+    with pytest.raises(HarnessError, match="waits for ever"):
+        asyncio.run(ask())
+
+
+def test_the_event_loop_has_its_own_time_again_after_the_block() -> None:
+    async def run() -> tuple[float, float]:
+        loop = asyncio.get_running_loop()
+        async with fake({}):
+            began_at = loop.time()
+            await asyncio.sleep(3_600)
+            passed_s = loop.time() - began_at
+        return passed_s, abs(loop.time() - time.monotonic())
+
+    passed_s, difference_s = asyncio.run(run())
+    assert passed_s == pytest.approx(3_600)
+    assert difference_s < 60
+
+
+def test_a_timeout_of_asyncio_is_one_of_the_pairs_time() -> None:
+    async def slow(request: Request) -> bytes:
+        await asyncio.sleep(3600)
+        return b""
+
+    async def run() -> None:
+        async with fake({"slow": slow, "echo": echo}) as client:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(5):
+                    await client.request("slow", b"")
+            assert (await client.request("echo", b"x")).body == b"x"
+
+    asyncio.run(run())
+
+
+# --- handlers -----------------------------------------------------------------------------------------------
+
+
+def test_a_handler_may_call_other_services_and_its_own() -> None:
+    def factorial(request: Request) -> bytes:
+        number = int(request.body)
+        rest = int(client.request("factorial", b"%d" % (number - 1)).body) if number > 1 else 1
+        return b"%d" % (number * rest)
+
+    with fake({"factorial": factorial}) as client:
+        assert client.request("factorial", b"5").body == b"120"
+
+
+def test_a_handler_may_call_other_services_from_threads() -> None:
+    def all_of_them(request: Request) -> list[bytes]:
+        with ThreadPoolExecutor(4) as pool:
+            replies = pool.map(lambda number: client.request("echo", b"%d" % number), range(20))
+            return [reply.body for reply in replies]
+
+    with fake({"all": all_of_them, "echo": echo}) as client:
+        assert client.request("all", b"").frames == tuple(b"%d" % number for number in range(20))
+
+
+def test_a_call_of_a_handlers_thread_that_nobody_answers_ends_at_its_deadline() -> None:
+    def ask_in_thread(request: Request) -> bytes:
+        with ThreadPoolExecutor(1) as pool:
+            error = pool.submit(client.request, "nobody", b"", timeout=5).exception()
+        return type(error).__name__.encode()
+
+    with fake({"ask": ask_in_thread}) as client:
+        assert client.request("ask", b"").body == b"CallTimeoutError"
+
+
+def test_threads_may_share_the_client() -> None:
+    with fake({"echo": echo}) as client, ThreadPoolExecutor(8) as pool:
+        replies = pool.map(lambda number: client.request("echo", b"%d" % number).body, range(200))
+        assert list(replies) == [b"%d" % number for number in range(200)]
+
+
+def test_a_handler_runs_in_the_thread_of_the_test() -> None:
+    threads: list[int] = []
+    with fake({"work": lambda request: threads.append(threading.get_ident())}) as client:
+        client.request("work", b"")
+    assert threads == [threading.get_ident()]
+
+
+def test_async_handlers_serve_a_client_for_threads() -> None:
+    async def slow(request: Request) -> bytes:
+        await asyncio.sleep(30 if request.body == b"too long" else 0.5)
+        return b"done"
+
+    async def in_a_thread(request: Request) -> bytes:
+        return await asyncio.to_thread(request.body.upper)
+
+    async def parts(request: Request) -> AsyncIterator[bytes]:
+        for part in (b"a", b"b"):
+            await asyncio.sleep(1)
+            yield part
+
+    with fake({"slow": slow, "thread": in_a_thread, "parts": parts}, timeout=5) as client:
+        assert client.request("slow", b"").body == b"done"
+        assert client.request("thread", b"x").body == b"X"
+        assert [part.body for part in client.stream("parts", b"")] == [b"a", b"b", b""]
+        with pytest.raises(CallTimeoutError):
+            client.request("slow", b"too long")
+        assert [reply.body for reply in client.map("slow", [b""] * 50)] == [b"done"] * 50
+
+
+def test_ctrl_c_in_a_handler_ends_the_test_and_not_the_request() -> None:
+    def interrupted(request: Request) -> bytes:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), fake({"work": interrupted}) as client:
+        client.request("work", b"")
+
+
+def test_a_stream_without_end_stops_when_nobody_reads_it() -> None:
+    made_parts: list[int] = []
+
+    def endless(request: Request) -> Iterator[bytes]:
+        while True:
+            made_parts.append(len(made_parts))
+            yield b"part"
+
+    made = fake({"parts": endless})
+    with made as client:
+        stream = client.stream("parts", b"")
+        for _ in range(3):
+            next(stream)
+        stream.close()
+        made.pass_time(60)
+        assert len(made_parts) < 10
+        with pytest.raises(CallTimeoutError):
+            client.request("parts", b"", timeout=0.1)
+        made.pass_time(1)
+        count = len(made_parts)
+        made.pass_time(60)
+        assert len(made_parts) == count
+
+
+# --- futures ------------------------------------------------------------------------------------------------
+
+
+def test_a_future_has_its_reply_when_somebody_asks() -> None:
+    with fake({"echo": echo}) as client:
+        calls = [client.begin("echo", b"%d" % number) for number in range(3)]
+        assert [call.result().body for call in calls] == [b"0", b"1", b"2"]
+        unknown = client.begin("nobody", b"", timeout=5)
+        with pytest.raises(TimeoutError):
+            unknown.result(timeout=1)
+        assert isinstance(unknown.exception(), CallTimeoutError)
+
+
+def test_futures_may_be_waited_for() -> None:
+    with fake({"echo": echo}) as client:
+        calls = [client.begin("echo", b"x"), client.begin("nobody", b"", timeout=5)]
+        done, pending = futures.wait(calls)
+        assert (done, pending) == (set(calls), set())
+
+
+def test_a_call_that_is_cancelled_is_cancelled_at_its_handler() -> None:
+    seen: list[bool] = []
+
+    def work(request: Request) -> bytes:
+        call.cancel()
+        made.pass_time(1)
+        seen.append(request.is_cancelled)
+        return b""
+
+    made = fake({"work": work})
+    with made as client:
+        call = client.begin("work", b"")
+        made.pass_time(1)
+        assert call.cancelled()
+    assert seen == [True]
+
+
+# --- wrong use ----------------------------------------------------------------------------------------------
+
+
+def test_a_pair_in_memory_serves_one_block() -> None:
+    made = fake({"echo": echo})
+    with made:
+        pass
+    with pytest.raises(ConfigurationError, match="one block"), made:
+        pass
+
+
+def test_in_an_event_loop_time_passes_with_asyncio_sleep() -> None:
+    async def run() -> None:
+        made = fake({})
+        async with made:
+            made.pass_time(1)
+
+    with pytest.raises(ConfigurationError, match=r"await asyncio\.sleep"):
+        asyncio.run(run())
+
+
+# --- a handler alone ----------------------------------------------------------------------------------------
+
+
+def test_a_request_can_be_made_for_a_handler_alone() -> None:
+    request = Request.of(b"apple", headers={"tenant": "7"}, timeout=5, attempt=2)
+    assert (request.body, dict(request.headers), request.attempt) == (b"apple", {"tenant": "7"}, 2)
+    remaining_s = request.remaining()
+    assert remaining_s is not None
+    assert 0 <= remaining_s <= 5
+    assert len(request.identity) == 24
+    assert Request.of([b"a", b"b"]).frames == (b"a", b"b")
+    assert Request.of().remaining() is None
+
+
+def test_a_request_for_a_handler_alone_is_one_that_a_client_could_send() -> None:
+    with pytest.raises(TypeError):
+        Request.of("text")  # type: ignore[arg-type]
+    with pytest.raises(LocalProtocolError):
+        Request.of(b"", headers={"a name with spaces": "x"})
+
+
+# --- fixtures -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fake_services() -> Mapping[str, Callable[..., Any]]:
+    return {"echo": echo}
+
+
+def test_the_fixture_serves_the_services_of_the_module(fake_pair: FakePair) -> None:
+    client = fake_pair.client(timeout=1)
+    fake_pair.fail_over()
+    assert client.request("echo", b"x").body == b"x"
+    with pytest.raises(CallTimeoutError):
+        client.request("nobody", b"")
+
+
+@pytest.mark.loopback
+def test_the_fixtures_of_a_real_pair_share_it(pair: Pair, pair_client: HAClient) -> None:
+    assert pair_client.request("echo", b"x").body == b"x"
+    assert pair_client.active == pair.active().endpoint
