@@ -299,3 +299,12 @@ def test_the_fixture_serves_the_services_of_the_module(fake_pair: FakePair) -> N
 def test_the_fixtures_of_a_real_pair_share_it(pair: Pair, pair_client: HAClient) -> None:
     assert pair_client.request("echo", b"x").body == b"x"
     assert pair_client.active == pair.active().endpoint
+
+
+def test_a_thread_that_waits_for_a_future_ends_with_the_pair() -> None:
+    """It let the pair go on while the stores of its nodes were closed, which ended the process."""
+    for _ in range(30):
+        with fake({}) as client:
+            for _ in range(3):
+                client.begin("nobody", b"", timeout=3600).add_done_callback(lambda _: None)
+            client.submit("nobody", b"")

@@ -280,7 +280,8 @@ class _Life:
             self.workers.append(worker)
         for worker in self.workers:
             serve = worker.run if isinstance(worker, Worker) else functools.partial(_run_async, worker, loop)
-            thread = threading.Thread(target=self._until_end, args=(serve,), name="bstar-service")
+            # A daemon: after a second signal nobody waits for what it drains.
+            thread = threading.Thread(target=self._until_end, args=(serve,), daemon=True)
             threads.append(thread)
             thread.start()
         try:

@@ -194,8 +194,7 @@ class FakePair:
         self._close_nodes()
 
     def _close_nodes(self) -> None:
-        for node in self._nodes:
-            node.close()
+        self._world.end(node.close for node in self._nodes)
 
     # --- in an event loop -----------------------------------------------------------------------------------
 

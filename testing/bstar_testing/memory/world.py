@@ -9,7 +9,7 @@ the events meanwhile.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from heapq import heappop, heappush
 from itertools import count
@@ -56,6 +56,7 @@ class World:
         self._later: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = count()
         self._lock = threading.RLock()
+        self._is_over = False
         self._here = threading.local()
         # Handlers that run, and do not wait for what happens here.
         self._busy = 0
@@ -97,6 +98,8 @@ class World:
     def turn(self) -> bool:
         """Let everything happen that is due, and run one job; False if there was nothing."""
         with self._lock:
+            if self._is_over:
+                return False
             happened = self._happen()
             job = self._jobs.popleft() if self._jobs else None
         if job is None:
@@ -159,6 +162,8 @@ class World:
         self._count(-own)
         try:
             while not is_over():
+                if self._is_over:
+                    return False
                 if self.turn():
                     continue
                 if self.private_loop is not None and self.private_loop.turn():
@@ -170,6 +175,13 @@ class World:
         finally:
             self._count(own)
         return True
+
+    def end(self, ends: Iterable[Callable[[], object]]) -> None:
+        """End all that lives in it. A thread that still lets it go on finds nothing to do."""
+        with self._lock:
+            self._is_over = True
+            for each in ends:
+                each()
 
     def pass_time(self, seconds: float) -> None:
         """Go on for so long."""
