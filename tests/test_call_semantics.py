@@ -14,6 +14,8 @@ from bstar_client import (
     CallTimeoutError,
     ClosedError,
     DeadLetterError,
+    Declined,
+    DeclinedError,
     HandlerError,
     OutcomeUnknownError,
     Request,
@@ -30,7 +32,7 @@ PRICES = {b"apple": b"3", b"pear": b"4"}
 @pytest.fixture(scope="module")
 def real_pair() -> Iterator[Pair]:
     settings = {"limits.queue_length_max": QUEUE_LENGTH_MAX}
-    with pair(workers=0, has_store=True, settings=settings) as made:
+    with pair(workers=0, profile="guide", has_store=True, settings=settings) as made:
         yield made
 
 
@@ -77,6 +79,21 @@ def test_a_handler_that_raises_is_a_handler_error(stage: Stage) -> None:
             stage.client.request("price", b"brick")
         assert caught.value.may_have_executed
         assert stage.client.request("price", b"pear").body == b"4"
+
+
+def test_a_handler_that_declines_is_a_declined_error_with_its_code(stage: Stage) -> None:
+    def decline(request: Request) -> bytes:
+        raise Declined("no-such-sku", "we do not sell 7", data={"sku": 7})
+
+    with stage.enter({"price": decline}):
+        with pytest.raises(DeclinedError) as caught:
+            stage.client.request("price", b"7")
+        error = caught.value
+        assert (error.code, error.text, error.data) == ("no-such-sku", "we do not sell 7", {"sku": 7})
+        request = stage.client.submit("price", b"7")
+        with pytest.raises(DeadLetterError) as dead:
+            stage.client.result(request, wait=120)
+        assert (dead.value.cause, dead.value.attempts) == ("declined", 1)
 
 
 def test_frames_headers_and_time_reach_the_handler(stage: Stage) -> None:

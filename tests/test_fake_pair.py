@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bstar.errors import ConfigurationError
-from bstar_client import CallTimeoutError, HAClient, LocalProtocolError, Request
+from bstar_client import App, CallTimeoutError, HAClient, HandlerError, LocalProtocolError, Request
 from bstar_testing import FakePair, HarnessError, Pair, fake
 from bstar_testing.memory import world
 
@@ -198,6 +198,84 @@ def test_a_stream_without_end_stops_when_nobody_reads_it() -> None:
         count = len(made_parts)
         made.pass_time(60)
         assert len(made_parts) == count
+
+
+# --- an App -------------------------------------------------------------------------------------------------
+
+
+class Shelf:
+    """What handlers take."""
+
+    def __init__(self) -> None:
+        self.log = ["open"]
+
+
+class AsyncShelf(Shelf):
+    """The same in the event loop."""
+
+
+def shop(log: list[Shelf]) -> App:
+    """A service of each kind, with a resource, and a function around it."""
+    app = App(["tcp://127.0.0.1:5001", "tcp://127.0.0.1:5002"])
+
+    @app.resource
+    def shelf() -> Iterator[Shelf]:
+        log.append(Shelf())
+        yield log[-1]
+        log[0].log.append("closed")
+
+    @app.resource
+    async def async_shelf() -> AsyncIterator[AsyncShelf]:
+        await asyncio.sleep(1)
+        log.append(AsyncShelf())
+        yield AsyncShelf()
+        await asyncio.sleep(1)
+        log[0].log.append("closed in the loop")
+
+    @app.startup
+    def start(shelf: Shelf) -> None:
+        shelf.log.append("started")
+
+    @app.around
+    def shout(request: Request, call: Callable[[Request], bytes]) -> bytes:
+        return call(request).upper()
+
+    @app.service("stock")
+    def stock(request: Request, shelf: Shelf) -> bytes:
+        shelf.log.append("asked")
+        return b"seven"
+
+    @app.service("async stock", timeout=5)
+    async def async_stock(request: Request, shelf: AsyncShelf) -> bytes:
+        await asyncio.sleep(float(request.body))
+        return ",".join(shelf.log).encode()
+
+    return app
+
+
+LIFE = ["open", "started", "asked", "closed in the loop", "closed"]
+
+
+def test_an_app_has_its_resources_and_its_options() -> None:
+    log: list[Shelf] = []
+    with fake(shop(log)) as client:
+        assert client.request("stock", b"").body == b"SEVEN"
+        assert client.request("async stock", b"1").body == b"open"
+        with pytest.raises(HandlerError, match="5"):
+            client.request("async stock", b"20")
+    assert log[0].log == LIFE
+
+
+def test_an_app_serves_in_an_event_loop() -> None:
+    log: list[Shelf] = []
+
+    async def run() -> None:
+        async with fake(shop(log)) as client:
+            assert (await client.request("stock", b"")).body == b"SEVEN"
+            assert (await client.request("async stock", b"1")).body == b"open"
+
+    asyncio.run(run())
+    assert log[0].log == LIFE
 
 
 # --- futures ------------------------------------------------------------------------------------------------

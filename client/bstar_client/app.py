@@ -25,7 +25,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from types import FrameType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 
 import msgspec
 
@@ -76,7 +76,7 @@ class App:
         self._shutdown: list[Callable[..., Any]] = []
         self._resources: dict[type, Callable[..., Any]] = {}
         self._around: list[Callable[..., Any]] = []
-        self._life: _Life | None = None
+        self._life: Life | None = None
         self._over = threading.Event()
 
     # --- what the program declares --------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class App:
             raise ClosedError("an App runs once")
         if not self.services:
             raise ConfigurationError("the App has no services: declare one with @app.service(NAME)")
-        self._life = _Life(self)
+        self._life = Life(self)
         self._life.run()
 
     def stop(self) -> None:
@@ -169,7 +169,7 @@ class App:
         return [] if self._life is None else [worker.figures() for worker in list(self._life.workers)]
 
 
-class _Life:
+class Life:
     """One run of an App, until ``over`` is set."""
 
     def __init__(self, app: App) -> None:
@@ -200,15 +200,25 @@ class _Life:
             raise self._errors[0]
 
     def _begin(self, stack: ExitStack) -> None:
-        app = self.app
         loop = stack.enter_context(_event_loop())
+        self.open(loop, stack)
+        self._serve(loop)
+
+    def open(self, loop: "Loop", stack: ExitStack) -> None:
+        """Make the resources and call the startup functions; ``stack`` ends what they began."""
+        app = self.app
         for kind, function in app._resources.items():  # noqa: SLF001 - its own App's
             self._enter(kind, function, loop, stack)
         for function in app._shutdown:  # noqa: SLF001
             stack.callback(self._call, function, loop)
         for function in app._startup:  # noqa: SLF001
             self._call(function, loop)
-        self._serve(loop)
+
+    @property
+    def is_async(self) -> bool:
+        """True if ``open`` needs a loop."""
+        app = self.app
+        return any(map(_is_async, (*app._resources.values(), *app._startup, *app._shutdown)))  # noqa: SLF001
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._is_told:
@@ -218,7 +228,7 @@ class _Life:
 
     # --- resources ------------------------------------------------------------------------------------------
 
-    def _enter(self, kind: type, function: Callable[..., Any], loop: "_Loop", stack: ExitStack) -> None:
+    def _enter(self, kind: type, function: Callable[..., Any], loop: "Loop", stack: ExitStack) -> None:
         is_async = _is_async(function)
         given = self._taken(function, is_async=is_async)
         if is_async:
@@ -246,7 +256,7 @@ class _Life:
             taken[name] = self._values[kind]
         return taken
 
-    def _call(self, function: Callable[..., Any], loop: "_Loop") -> None:
+    def _call(self, function: Callable[..., Any], loop: "Loop") -> None:
         is_async = _is_async(function)
         result = function(**self._taken(function, is_async=is_async))
         if is_async:
@@ -254,7 +264,8 @@ class _Life:
 
     # --- services -------------------------------------------------------------------------------------------
 
-    def _handler(self, service: Service) -> Callable[[Request], Any]:
+    def handler(self, service: Service) -> Callable[[Request], Any]:
+        """What a worker calls: the function with its resources, within what is ``around`` it."""
         function = service.function
         given = self._taken(function, is_async=service.is_async, first=1)
         if given:
@@ -268,12 +279,12 @@ class _Life:
             function = functools.partial(_go_around, each, function)
         return _as_async(function) if service.is_async else function
 
-    def _serve(self, loop: "_Loop") -> None:
+    def _serve(self, loop: "ThreadLoop") -> None:
         """Until it is over. Every worker has ended then."""
         threads = []
         for service in self.app.services.values():
             options = {**self.app._shared, **service.options}  # noqa: SLF001
-            endpoints, handler = options.pop("endpoints"), self._handler(service)
+            endpoints, handler = options.pop("endpoints"), self.handler(service)
             kind: type[Worker | AsyncWorker] = AsyncWorker if service.is_async else Worker
             worker = kind(endpoints, service.name, handler, **options)
             worker.time_handlers()
@@ -305,8 +316,15 @@ class _Life:
             self.over.set()
 
 
-class _Loop:
-    """An event loop in a thread of its own."""
+class Loop(Protocol):
+    """Where the async functions of an App run."""
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:  # Any: whatever it returns
+        """Run it there and wait for its result."""
+
+
+class ThreadLoop:
+    """An event loop that runs in another thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -321,13 +339,13 @@ class _Loop:
 
 
 @contextmanager
-def _event_loop() -> Iterator[_Loop]:
+def _event_loop() -> Iterator[ThreadLoop]:
     """The loop of all that is async in one App. It runs also if nothing is."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="bstar-loop")
     thread.start()
     try:
-        yield _Loop(loop)
+        yield ThreadLoop(loop)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
@@ -336,7 +354,7 @@ def _event_loop() -> Iterator[_Loop]:
         loop.close()
 
 
-def _run_async(worker: AsyncWorker, loop: _Loop) -> None:
+def _run_async(worker: AsyncWorker, loop: ThreadLoop) -> None:
     loop.run(worker.run())
 
 

@@ -87,7 +87,7 @@ class VirtualTime:
                 events = self._selector.select(timeout)
             elif len(self._selector.get_map()) > _OWN_DESCRIPTORS:
                 events = self._selector.select(_PATIENCE_S)
-            if not (events or self._jobs):
+            if not events:
                 self._idle(timeout)
                 return []
         self.turns += 1

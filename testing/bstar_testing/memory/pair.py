@@ -2,13 +2,15 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 from bstar.errors import ConfigurationError
 from bstar_client import AsyncHAClient, HAClient
+from bstar_client.app import App, Life, ThreadLoop
 from bstar_client.arguments.checks import is_any
 from bstar_testing.memory.client import AsyncMemoryClient, MemoryClient, MemoryNet
 from bstar_testing.memory.clock import PrivateLoop, VirtualTime
@@ -25,14 +27,14 @@ _RESTART_S = 1.0
 _LOOK_S = 0.001
 
 
-def fake(handlers: Handlers, **options: Any) -> "FakePair":
+def fake(handlers: Handlers | App, **options: Any) -> "FakePair":
     """A pair with its workers in this process: the production cores, no socket, and virtual time.
 
         with fake({"price": quote}) as client:
             assert client.request("price", b"apple").body == b"3"
 
-    ``handlers``: what ``Worker`` or ``AsyncWorker`` would call for each service, sync or async. ``options``
-    are those of ``HAClient``. ``with`` gives an HAClient, ``async with`` an AsyncHAClient.
+    ``handlers``: an App, or what ``Worker`` or ``AsyncWorker`` would call for each service, sync or async.
+    ``options`` are those of ``HAClient``. ``with`` gives an HAClient, ``async with`` an AsyncHAClient.
     """
     return FakePair(handlers, **options)
 
@@ -44,7 +46,7 @@ class FakePair:
     deadline. It stands still while a handler runs.
     """
 
-    def __init__(self, handlers: Handlers, **options: Any) -> None:
+    def __init__(self, handlers: Handlers | App, **options: Any) -> None:
         self._options = options
         self._is_begun = False
         self._world = World()
@@ -52,14 +54,12 @@ class FakePair:
         self._nodes = [MemoryNode(self._world, role, self._faults) for role in ("primary", "backup")]
         self._nodes[0].peer, self._nodes[1].peer = self._nodes[1], self._nodes[0]
         self._net = MemoryNet(self._world, self._nodes, is_client=True)
-        worker_net = MemoryNet(self._world, self._nodes, is_client=False)
+        self._worker_net = MemoryNet(self._world, self._nodes, is_client=False)
+        self._life = Life(handlers) if isinstance(handlers, App) else None
+        self._resources = ExitStack()
+        self._handlers = handlers
         self._workers: list[MemoryWorker] = []
         self._async_workers: list[AsyncMemoryWorker] = []
-        for service, handler in handlers.items():
-            if _is_async(handler):
-                self._async_workers.append(AsyncMemoryWorker(worker_net, service, handler))
-            else:
-                self._workers.append(MemoryWorker(worker_net, service, handler, threads=_THREADS))
         self._clients: list[HAClient] = []
         self._async_clients: list[AsyncHAClient] = []
         self._time: VirtualTime | None = None
@@ -125,8 +125,26 @@ class FakePair:
         self._is_begun = True
         for node in self._nodes:
             node.start()
+
+    def _make_workers(self) -> None:
+        """Make them, and start those of sync handlers. The resources of an App are there."""
+        if isinstance(self._handlers, App):
+            assert self._life is not None
+            for service in self._handlers.services.values():
+                self._make_worker(service.name, self._life.handler(service), **service.options)
+        else:
+            for name, handler in self._handlers.items():
+                self._make_worker(name, handler)
         for worker in self._workers:
             worker.start()
+
+    def _make_worker(self, service: str, handler: Callable[..., Any], **options: Any) -> None:
+        if _is_async(handler):
+            self._async_workers.append(AsyncMemoryWorker(self._worker_net, service, handler, **options))
+            return
+        if options.get("threads") is None and options.get("credit") is None:
+            options["threads"] = _THREADS
+        self._workers.append(MemoryWorker(self._worker_net, service, handler, **options))
 
     def _is_ready(self) -> bool:
         workers: list[MemoryWorker | AsyncMemoryWorker] = [*self._workers, *self._async_workers]
@@ -137,12 +155,25 @@ class FakePair:
     def __enter__(self) -> HAClient:
         self._start()
         world = self._world
-        if self._async_workers:
-            world.private_loop = PrivateLoop(world.clock)
-            for worker in self._async_workers:
-                world.private_loop.loop.call_soon(worker.start)
+        if self._life is not None:
+            self._life.open(self, self._resources)
+        self._make_workers()
+        for worker in self._async_workers:
+            self._private_loop().call_soon(worker.start)
         world.drive(self._is_ready)
         return self.client()
+
+    def _private_loop(self) -> asyncio.AbstractEventLoop:
+        world = self._world
+        if world.private_loop is None:
+            world.private_loop = PrivateLoop(world.clock)
+        return world.private_loop.loop
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Let the pair go on until this is done in its event loop: what is async of an App."""
+        task = self._private_loop().create_task(work)
+        self._world.drive(task.done)
+        return task.result()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -151,25 +182,21 @@ class FakePair:
             client.close()
         for worker in self._workers:
             worker.close()
-        loop = self._world.private_loop
-        if loop is not None:
-            for each in self._async_workers:
-                self._finish(each.close())
-            loop.close()
+        for each in self._async_workers:
+            self.run(each.close())
+        self._resources.close()
+        if self._world.private_loop is not None:
+            self._world.private_loop.close()
         self._close_nodes()
-
-    def _finish(self, closing: Awaitable[None]) -> None:
-        loop = self._world.private_loop
-        assert loop is not None
-        task = asyncio.ensure_future(closing, loop=loop.loop)
-        self._world.drive(task.done)
-        task.result()
 
     async def __aenter__(self) -> AsyncHAClient:
         self._loop = asyncio.get_running_loop()
         self._time = VirtualTime(self._loop, self._world.clock, self._jump)
         self._world.on_work = self._soon
         self._start()
+        if self._life is not None:
+            await self._in_order(partial(self._life.open, ThreadLoop(self._loop), self._resources))
+        self._make_workers()
         for worker in self._async_workers:
             worker.start()
         while not self._is_ready():  # noqa: ASYNC110 - it takes no time
@@ -185,6 +212,7 @@ class FakePair:
             worker.close()
         for each in self._async_workers:
             await each.close()
+        await self._in_order(self._resources.close)
         self._world.on_work = None
         for handle in (self._timer, self._next):
             if handle is not None:
@@ -192,6 +220,13 @@ class FakePair:
         assert self._time is not None
         self._time.end()
         self._close_nodes()
+
+    async def _in_order(self, act: Callable[[], object]) -> None:
+        """Open or close the resources of an App. Those that are async wait for the event loop in a thread."""
+        if self._life is not None and self._life.is_async:
+            await asyncio.to_thread(act)
+        else:
+            act()
 
     def _close_nodes(self) -> None:
         self._world.end(node.close for node in self._nodes)

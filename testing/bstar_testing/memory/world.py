@@ -170,8 +170,10 @@ class World:
                     continue
                 if self._others_go_on():
                     continue
-                if not self._jump(until):
-                    return False
+                with self._lock:
+                    # Another thread may have gone on, and to the end.
+                    if not is_over() and not self._jump(until):
+                        return False
         finally:
             self._count(own)
         return True
@@ -199,7 +201,7 @@ class World:
         return False
 
     def _jump(self, until: float | None) -> bool:
-        if until is not None and self.now >= until:
+        if self._is_over or (until is not None and self.now >= until):
             return False
         times = [self.next_deadline(), until]
         if self.private_loop is not None:
