@@ -278,6 +278,30 @@ def test_an_app_serves_in_an_event_loop() -> None:
     assert log[0].log == LIFE
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_app_that_does_not_start_says_why_and_ends_its_resources(is_async: bool) -> None:
+    log: list[Shelf] = []
+    app = shop(log)
+
+    @app.startup
+    def fail() -> None:
+        raise ValueError("no shelf is free")
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        with pytest.raises(ValueError, match="no shelf is free"):
+            async with fake(app):
+                pass
+        assert abs(loop.time() - time.monotonic()) < 60
+
+    if is_async:
+        asyncio.run(run())
+    else:
+        with pytest.raises(ValueError, match="no shelf is free"), fake(app):
+            pass
+    assert log[0].log == ["open", "started", "closed in the loop", "closed"]
+
+
 # --- futures ------------------------------------------------------------------------------------------------
 
 

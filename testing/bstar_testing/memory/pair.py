@@ -154,14 +154,17 @@ class FakePair:
 
     def __enter__(self) -> HAClient:
         self._start()
-        world = self._world
-        if self._life is not None:
-            self._life.open(self, self._resources)
-        self._make_workers()
-        for worker in self._async_workers:
-            self._private_loop().call_soon(worker.start)
-        world.drive(self._is_ready)
-        return self.client()
+        try:
+            if self._life is not None:
+                self._life.open(self, self._resources)
+            self._make_workers()
+            for worker in self._async_workers:
+                self._private_loop().call_soon(worker.start)
+            self._world.drive(self._is_ready)
+            return self.client()
+        except BaseException:
+            self._end()
+            raise
 
     def _private_loop(self) -> asyncio.AbstractEventLoop:
         world = self._world
@@ -178,6 +181,9 @@ class FakePair:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
         for client in self._clients:
             client.close()
         for worker in self._workers:
@@ -193,19 +199,26 @@ class FakePair:
         self._loop = asyncio.get_running_loop()
         self._time = VirtualTime(self._loop, self._world.clock, self._jump)
         self._world.on_work = self._soon
-        self._start()
-        if self._life is not None:
-            await self._in_order(partial(self._life.open, ThreadLoop(self._loop), self._resources))
-        self._make_workers()
-        for worker in self._async_workers:
-            worker.start()
-        while not self._is_ready():  # noqa: ASYNC110 - it takes no time
-            await asyncio.sleep(_LOOK_S)
-        return self.async_client()
+        try:
+            self._start()
+            if self._life is not None:
+                await self._in_order(partial(self._life.open, ThreadLoop(self._loop), self._resources))
+            self._make_workers()
+            for worker in self._async_workers:
+                worker.start()
+            while not self._is_ready():  # noqa: ASYNC110 - it takes no time
+                await asyncio.sleep(_LOOK_S)
+            return self.async_client()
+        except BaseException:
+            await self._end_in_loop()
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._end_in_loop()
+
+    async def _end_in_loop(self) -> None:
         for client in self._async_clients:
             await client.close()
         for worker in self._workers:

@@ -98,10 +98,11 @@ class MemoryWorkerLoop(MemoryDispatcher):
         self._running = 0
         self._waiting: deque[Job] = deque()
         self.strands: dict[int, _Strand] = {}
-        self.has_ended = False
+        self.has_ended = True  # until it starts
 
     def start(self) -> None:
         """Register at the nodes."""
+        self.has_ended = False
         self.links.open_all()
         self._core.begin(self._world.now)
         self._world.timed.append(self)
