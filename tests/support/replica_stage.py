@@ -255,6 +255,7 @@ def _facts_of(node: Node) -> dict[str, object]:
     replica, mark = node.replica, node.replica.mark
     flags = ("is_in_sync", "is_alone", "is_doubtful")
     words = "" if mark is None else " ".join(flag[3:] for flag in flags if getattr(mark, flag))
+    given_up = [f"{mark.gave_up.epoch}.{mark.gave_up.number}" for mark in node.rebuilt if mark.gave_up]
     return {
         "leads in": replica.epoch if replica.is_leading else "none",
         "last": f"{replica.last.epoch}.{replica.last.number}",
@@ -263,5 +264,5 @@ def _facts_of(node: Node) -> dict[str, object]:
         "copies": replica.copies,
         "mark": words.replace("_", "-") or "none",
         "says": f'"{replica.trouble}"',
-        "copies set aside": len(node.rebuilt),
+        "copies set aside": " at ".join([f"{len(node.rebuilt)}", *given_up]),
     }
