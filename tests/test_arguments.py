@@ -101,7 +101,7 @@ def test_seconds_beyond_every_float_are_a_mistake_that_names_the_argument(value:
 CALLS: list[tuple[str, dict[str, Any], type[BaseException]]] = [
     *(("request", {"service": value}, TypeError) for value in TEXTS),
     *(("request", {"key": value}, TypeError) for value in TEXTS if value is not None),
-    *(("request", {"body": value}, TypeError) for value in (5, None, "text", {b"a"}, {b"a": 1}, [5], ["x"])),
+    *(("request", {"body": value}, TypeError) for value in (5, None, "text", {b"a"}, [5], ["x"])),
     *(("request", {"timeout": value}, TypeError) for value in NUMBERS if value is not None),
     *(
         ("request", {name: value}, TypeError)
@@ -449,9 +449,9 @@ def test_a_plain_function_that_returns_an_awaitable_is_a_handler_for_asyncio() -
 
 @pytest.mark.parametrize("handler", [nothing, two, lambda: b""])
 def test_a_handler_that_does_not_take_one_argument_is_refused(handler: Any) -> None:
-    for check in (check_handler, check_async_handler):
+    for kind in (Worker, AsyncWorker):
         with pytest.raises(TypeError, match="gets one argument, the request"):
-            check(handler)
+            kind(NODE, "echo", handler)
 
 
 def test_a_handler_that_does_not_tell_what_it_takes_is_one() -> None:

@@ -409,7 +409,7 @@ def test_what_cannot_work_is_refused_at_once(place: str) -> None:
     with pytest.raises(ConfigurationError, match="cannot bind"):
         FreelanceServer(upper, "tcp://256.0.0.1:5555")
     with pytest.raises(TypeError, match="one argument"):
-        FreelanceServer(lambda: b"", place)  # type: ignore[misc, arg-type]
+        FreelanceServer(lambda: b"", place)
     with FreelanceServer(upper, "tcp://127.0.0.1:0", models=(1, 2)) as server:
         assert server.endpoint.startswith("tcp://127.0.0.1:")
         with LazyPirateClient(server.endpoint, timeout=LIMIT_S) as client:

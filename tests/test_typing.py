@@ -6,10 +6,15 @@ The functions here are not called, except by the last test, which runs one of th
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator, Iterator
 from contextlib import aclosing, closing
-from typing import assert_type
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict, assert_type
 
+import msgspec
+import mypy.api
 import pytest
 
 from bstar_client import (
@@ -20,6 +25,7 @@ from bstar_client import (
     HAClient,
     Reply,
     Request,
+    Result,
     Worker,
     WorkerHooks,
 )
@@ -100,6 +106,92 @@ def calls(client: HAClient) -> None:
             assert_type(outcome, Reply | CallFailed)
     assert_type(client.map("price", asks), Generator[Reply, None, None])
     client.request("price", b"x", key="text", timeout=5)
+
+
+class Order(msgspec.Struct):
+    """A body."""
+
+    sku: int
+
+
+@dataclass
+class Receipt:
+    """A reply."""
+
+    cents: int
+
+
+class Line(TypedDict):
+    """Another body."""
+
+    sku: int
+
+
+def sell(order: Order) -> Receipt:
+    return Receipt(order.sku)
+
+
+async def sell_later(order: Order, request: Request) -> Receipt:
+    return Receipt(order.sku)
+
+
+def typed_calls(client: HAClient, line: Line) -> None:
+    """``reply`` is the type of what comes back."""
+    Worker(NODES, "sell", sell)
+    AsyncWorker(NODES, "sell", sell_later)
+    assert_type(client.request("sell", Order(7), reply=Receipt, codec="msgpack"), Receipt)
+    assert_type(client.request("sell", line), Reply)
+    assert_type(client.request("sell", Receipt(1), reply=list[int], timeout=5), list[int])
+    assert_type(client.map("sell", [Order(7)], reply=Receipt), Generator[Receipt, None, None])
+    assert_type(
+        client.map("sell", [Order(7)], reply=Receipt, errors="return"),
+        Generator[Receipt | CallFailed, None, None],
+    )
+    assert_type(client.stream("sell", Order(7), reply=Receipt), Generator[Receipt, None, None])
+    assert_type(client.submit("sell", Order(7)), str)
+    assert_type(client.result("00", reply=Receipt), Receipt)
+    assert_type(client.result("00", reply=Receipt, wait=5), Receipt | None)
+    assert_type(client.result("00"), Result)
+    client.request("sell", 5)  # type: ignore[call-overload]
+    client.request("sell", Order(7), reply=Receipt, codec="yaml")  # type: ignore[call-overload]
+
+
+async def typed_calls_later(client: AsyncHAClient) -> None:
+    """The same for asyncio."""
+    assert_type(await client.request("sell", Order(7), reply=Receipt), Receipt)
+    assert_type(client.map("sell", [Order(7)], reply=Receipt), AsyncGenerator[Receipt, None])
+    assert_type(client.stream("sell", Order(7), reply=Receipt), AsyncGenerator[Receipt, None])
+    assert_type(await client.result("00", reply=Receipt, wait=5), Receipt | None)
+
+
+SNIPPET = """
+import msgspec
+from bstar_client import AsyncHAClient, HAClient
+
+class Ask(msgspec.Struct):
+    sku: int
+
+class Price(msgspec.Struct):
+    cents: int
+
+def calls(client: HAClient) -> None:
+    reveal_type(client.request("price", Ask(7), reply=Price))
+    reveal_type(client.request("price", b"7"))
+
+async def calls_later(client: AsyncHAClient) -> None:
+    reveal_type(await client.request("price", Ask(7), reply=Price))
+"""
+
+
+def test_a_program_of_a_user_sees_the_type_that_it_asks_for(tmp_path: Path) -> None:
+    """As mypy tells a program outside of this repository."""
+    script = tmp_path / "shop.py"
+    script.write_text(SNIPPET)
+    options = ["--strict", "--config-file=", f"--cache-dir={tmp_path}"]
+    told, trouble, status = mypy.api.run([*options, str(script)])
+    assert (status, trouble) == (0, ""), told
+    revealed = re.findall(r'Revealed type is "([^"]*)"', told)
+    assert revealed == ["shop.Price", "bstar_client.core.calls.Reply", "shop.Price"]
 
 
 async def async_calls(client: AsyncHAClient) -> list[Reply]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from bstar.errors import BstarError, HandlerError, LocalProtocolError
-from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
+from bstar_client.core.calls import Asked, Call, CallFailed, Reply
 from bstar_client.core.counters import Counters
 from bstar_client.core.window import Pace, Window
 
 
-def make_call(body: Body | Ask, index: int) -> Call:
+def make_call(body: Asked, index: int) -> Call:
     if body == b"unsendable":
         raise LocalProtocolError("it cannot be sent")
     assert isinstance(body, bytes)

@@ -16,6 +16,7 @@ from bstar_cli.options import DialectOption, KeptJournal, Nodes, ServedHttp, ref
 from bstar_client import Handler, ReplyMemory, ReplyStore, Request, Worker, WorkerHooks
 from bstar_client.arguments.checks import check_handler
 from bstar_client.workers.reply_file import ReplyFile
+from bstar_client.workers.typed import bind
 
 # time.sleep of more is an OverflowError; a year is long enough for a test.
 _SLEEP_S_MAX = 366 * 86_400.0
@@ -155,9 +156,11 @@ def find_handler(name: str, *, seconds: float | None = None) -> Handler:
     found = imported(name, "handler")
     try:
         check_handler(found)
+        handler = cast("Handler", found)
+        bind(handler)
     except TypeError as error:
         raise ConfigurationError(f"{name!r} cannot be used: {error}") from error
-    return cast("Handler", found)
+    return handler
 
 
 def _echo(request: Request) -> tuple[bytes, ...]:

@@ -39,6 +39,7 @@ from bstar_client.journal import JournalPlace
 from bstar_client.sync.worker import Worker
 from bstar_client.workers.handlers import Request, WorkerHooks
 from bstar_client.workers.replies import ReplyStore
+from bstar_client.workers.typed import bind
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -93,7 +94,8 @@ class App:
     ) -> Callable[[_Function], _Function]:
         """Decorator: the function handles the requests of service ``name``.
 
-        Its first parameter is the request. A further parameter whose type is that of a ``resource`` gets the
+        Its first parameter is the request, or a typed body, which a second one of type Request may follow. A
+        further parameter whose type is that of a ``resource`` gets the
         resource. ``timeout`` is ``handler_timeout_s`` of ``Worker``, in seconds; the others are its own.
         ``threads`` is for functions that are not async.
         """
@@ -270,6 +272,8 @@ class Life:
         given = self._taken(function, is_async=service.is_async, first=1)
         if given:
             function = _without(function, given)
+        # What is around it gets the request, and the reply as it is sent.
+        function = bind(function)
         around = [each for each in self.app._around if _is_async(each) == service.is_async]  # noqa: SLF001
         if not around:
             return function

@@ -10,7 +10,7 @@ from bstar_client.aio.client_loop import ClientLoop
 from bstar_client.aio.feeds import Answer, Feed, Source, reply_of
 from bstar_client.aio.futures import CallFuture
 from bstar_client.calls.client_base import ClientBase
-from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
+from bstar_client.core.calls import Asked, Call, CallFailed, Reply
 from bstar_client.core.window import Window
 
 
@@ -90,8 +90,8 @@ class AsyncCaller(ClientBase):
     async def _outcomes_of(
         self,
         window: Window,
-        bodies: Iterable[Body | Ask] | AsyncIterable[Body | Ask],
-        maker: Callable[[Feed], Callable[[Body | Ask, int], Call]],
+        bodies: Iterable[Asked] | AsyncIterable[Asked],
+        maker: Callable[[Feed], Callable[[Asked, int], Call]],
     ) -> AsyncGenerator[Reply | CallFailed, None]:
         """Send a call for each body as the window allows, and yield what became of them. ``maker`` makes
         the function that makes calls for a sink.

@@ -1,6 +1,7 @@
 """The client for asyncio."""
 
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
+from contextlib import aclosing
 from functools import partial
 from typing import Any, Literal, Unpack, overload
 
@@ -9,8 +10,9 @@ from bstar_client.aio.caller import AsyncCaller
 from bstar_client.aio.durable import DurableCalls
 from bstar_client.aio.futures import CallFuture
 from bstar_client.arguments.bodies import to_name
-from bstar_client.calls.requests import DEFAULT, MapOptions, Timeout
-from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
+from bstar_client.arguments.codecs import NO_REPLY, Codec, T, read_frames, read_outcome, reply_of
+from bstar_client.calls.requests import DEFAULT, MapOptions, RequestOptions, StreamOptions, Timeout
+from bstar_client.core.calls import Ask, Asked, Body, Call, CallFailed, Reply, Value
 from bstar_client.core.window import Window
 
 
@@ -57,22 +59,42 @@ class AsyncHAClient(AsyncCaller, DurableCalls):
 
     # --- calls --------------------------------------------------------------------------------------------
 
+    @overload
     async def request(
         self,
         service: str | bytes,
-        body: Body,
+        body: Body | Value,
         *,
+        reply: None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Reply: ...
+
+    @overload
+    async def request(
+        self, service: str | bytes, body: Body | Value, *, reply: type[T], **options: Unpack[RequestOptions]
+    ) -> T: ...
+
+    async def request(
+        self,
+        service: str | bytes,
+        body: Body | Value,
+        *,
+        reply: type[Any] | None = None,
+        codec: Codec | None = None,
         timeout: Timeout = DEFAULT,
         idempotent: bool = True,
         key: bytes | str | None = None,
         urgent: bool = False,
         headers: Mapping[str, str] | None = None,
-    ) -> Reply:
+    ) -> Any:  # Any: the overloads tell it
         """Send a request and wait for its reply.
 
-        ``body``: bytes, or a sequence of bytes for several frames. ``timeout``: in seconds, None for no
-        limit. ``idempotent=False``: execute it at most once. If a worker may have begun it and its reply is
-        lost, the client does not send it again and raises OutcomeUnknownError.
+        ``body``: bytes, or a sequence of bytes for several frames; or a value that is encoded: a msgspec
+        struct, a dataclass, a dict or a pydantic model. ``reply``: the type that the reply is decoded as;
+        without it the Reply is returned. ``codec``: ``"json"`` or ``"msgpack"``, of body and reply; JSON for
+        values. ``timeout``: in seconds, None for no limit. ``idempotent=False``: execute it at most once. If
+        a worker may have begun it and its reply is lost, the client does not send it again and raises
+        OutcomeUnknownError.
 
         ``key``: the caller's own name for this request (text is UTF-8). Requests to a service with the same
         key are one request: while it is in flight, all callers get its one reply. A worker that keeps its
@@ -87,10 +109,12 @@ class AsyncHAClient(AsyncCaller, DurableCalls):
         another dialect gets the body alone. Calls that share a request by ``key`` send the headers of one.
 
         Raises BusyError, RejectedError (not executed), NoActiveNodeError (deadline, not executed),
-        CallTimeoutError (deadline), HandlerError (the service's handler failed), OutcomeUnknownError,
-        ClosedError, ForkedError.
+        CallTimeoutError (deadline), DeclinedError (the handler declined it), HandlerError (the handler
+        failed, or its reply is no ``reply``), OutcomeUnknownError, ClosedError, ForkedError.
         """
-        return await self._ask(Ask(body, key, timeout, service, urgent, headers), idempotent=idempotent)
+        ask = Ask(body, key, timeout, service, urgent, headers, codec)
+        answer = await self._ask(ask, idempotent=idempotent)
+        return answer if reply is None else read_frames(answer.frames, reply, codec, reply_of(service))
 
     def begin(
         self,
@@ -117,35 +141,63 @@ class AsyncHAClient(AsyncCaller, DurableCalls):
         sink = self._sink()
         return await self._reply_to(self._requests.call(ask, sink, idempotent=idempotent, pair=pair), sink)
 
+    @overload
     def stream(
         self,
         service: str | bytes,
-        body: Body,
+        body: Body | Value,
         *,
+        reply: None = None,
+        **options: Unpack[StreamOptions],
+    ) -> AsyncGenerator[Reply, None]: ...
+
+    @overload
+    def stream(
+        self, service: str | bytes, body: Body | Value, *, reply: type[T], **options: Unpack[StreamOptions]
+    ) -> AsyncGenerator[T, None]: ...
+
+    def stream(
+        self,
+        service: str | bytes,
+        body: Body | Value,
+        *,
+        reply: type[Any] | None = None,
+        codec: Codec | None = None,
         timeout: Timeout = DEFAULT,
         idempotent: bool = True,
         urgent: bool = False,
         headers: Mapping[str, str] | None = None,
-    ) -> AsyncGenerator[Reply, None]:
+    ) -> AsyncGenerator[Any, None]:  # Any: the overloads tell it
         """Send a request and yield its PARTIALs as they come, then the FINAL (``is_final``).
 
         A stream that breaks after its first PARTIAL is not sent again: it ends with StreamInterruptedError.
         If the caller leaves the loop early, the client forgets the request; the worker goes on. ``body``,
-        ``timeout``, ``idempotent``, ``urgent`` and ``headers`` are those of ``request``.
+        ``codec``, ``timeout``, ``idempotent``, ``urgent`` and ``headers`` are those of ``request``.
+        ``reply``: the type that each part is decoded as, and the FINAL unless it is empty.
 
         asyncio: to leave it early, close the iterator (``contextlib.aclosing``).
         """
-        ask = Ask(body, None, timeout, service, urgent, headers)
-        return self._replies_of(
+        ask = Ask(body, None, timeout, service, urgent, headers, codec)
+        replies = self._replies_of(
             lambda sink: self._requests.call(ask, sink, idempotent=idempotent, is_stream=True)
         )
+        return replies if reply is None else self._parts_of(replies, reply, codec, reply_of(service))
+
+    async def _parts_of(
+        self, replies: AsyncGenerator[Reply, None], kind: type[T], codec: Codec | None, what: str
+    ) -> AsyncGenerator[T, None]:
+        async with aclosing(replies):
+            async for reply in replies:
+                if not reply.is_final or reply.frames != NO_REPLY:
+                    yield read_frames(reply.frames, kind, codec, what)
 
     @overload
     def map(
         self,
         service: str | bytes,
-        bodies: Iterable[Body | Ask] | AsyncIterable[Body | Ask],
+        bodies: Iterable[Asked] | AsyncIterable[Asked],
         *,
+        reply: None = None,
         errors: Literal["raise"] = ...,
         **options: Unpack[MapOptions],
     ) -> AsyncGenerator[Reply, None]: ...
@@ -154,17 +206,42 @@ class AsyncHAClient(AsyncCaller, DurableCalls):
     def map(
         self,
         service: str | bytes,
-        bodies: Iterable[Body | Ask] | AsyncIterable[Body | Ask],
+        bodies: Iterable[Asked] | AsyncIterable[Asked],
         *,
+        reply: None = None,
         errors: Literal["return"],
         **options: Unpack[MapOptions],
     ) -> AsyncGenerator[Reply | CallFailed, None]: ...
 
+    @overload
     def map(
         self,
         service: str | bytes,
-        bodies: Iterable[Body | Ask] | AsyncIterable[Body | Ask],
+        bodies: Iterable[Asked] | AsyncIterable[Asked],
         *,
+        reply: type[T],
+        errors: Literal["raise"] = ...,
+        **options: Unpack[MapOptions],
+    ) -> AsyncGenerator[T, None]: ...
+
+    @overload
+    def map(
+        self,
+        service: str | bytes,
+        bodies: Iterable[Asked] | AsyncIterable[Asked],
+        *,
+        reply: type[T],
+        errors: Literal["return"],
+        **options: Unpack[MapOptions],
+    ) -> AsyncGenerator[T | CallFailed, None]: ...
+
+    def map(
+        self,
+        service: str | bytes,
+        bodies: Iterable[Asked] | AsyncIterable[Asked],
+        *,
+        reply: type[Any] | None = None,
+        codec: Codec | None = None,
         window: int = 512,
         ordered: bool = True,
         timeout: Timeout = DEFAULT,
@@ -176,8 +253,8 @@ class AsyncHAClient(AsyncCaller, DurableCalls):
         While the broker says BUSY, fewer are in flight. ``Reply.index`` is the body's position. With
         ``ordered`` the replies come in the order of the bodies, and a reply that waits for an earlier one
         counts against the window. ``timeout`` is each request's own deadline, from the moment it is sent;
-        ``idempotent`` is as in ``request``. ``map`` reads ``bodies`` as the window moves. An ``Ask`` is a
-        body with a key, urgency, headers, a timeout or a service of its own.
+        ``idempotent``, ``reply`` and ``codec`` are as in ``request``. ``map`` reads ``bodies`` as the window
+        moves. An ``Ask`` is a body with a key, urgency, headers, a timeout, a service or a codec of its own.
 
         ``errors="raise"``: ``map`` raises the first failure, with the body's position in a note, and gives up
         all requests in flight. ``errors="return"``: ``map`` yields a CallFailed for a failed call and goes
@@ -189,19 +266,35 @@ class AsyncHAClient(AsyncCaller, DurableCalls):
         """
         self._check()
         sliding = self._new_window(bodies, window, ordered, errors)
-        return self._map(sliding, service, bodies, timeout, idempotent)
+        outcomes = self._map(sliding, service, bodies, timeout, idempotent, codec=codec)
+        if reply is None:
+            return outcomes
+        return self._values_of(outcomes, reply, codec, reply_of(service), errors)
+
+    async def _values_of(
+        self,
+        outcomes: AsyncGenerator[Reply | CallFailed, None],
+        kind: type[T],
+        codec: Codec | None,
+        what: str,
+        errors: str,
+    ) -> AsyncGenerator[T | CallFailed, None]:
+        async with aclosing(outcomes):
+            async for outcome in outcomes:
+                yield read_outcome(outcome, kind, codec, what, errors)
 
     def _map(
         self,
         window: Window,
         service: str | bytes,
-        bodies: Iterable[Body | Ask] | AsyncIterable[Body | Ask],
+        bodies: Iterable[Asked] | AsyncIterable[Asked],
         timeout: Timeout,
         idempotent: bool,
         pair: int | None = None,
+        codec: Codec | None = None,
     ) -> AsyncGenerator[Reply | CallFailed, None]:
-        def maker(sink: Any) -> Callable[[Body | Ask, int], Call]:  # Any: the caller's
-            return self._requests.call_maker(service, timeout, idempotent, sink, pair)
+        def maker(sink: Any) -> Callable[[Asked, int], Call]:  # Any: the caller's
+            return self._requests.call_maker(service, timeout, idempotent, sink, pair, codec)
 
         return self._outcomes_of(window, bodies, maker)
 

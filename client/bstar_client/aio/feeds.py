@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable
 
 from bstar.errors import BstarError
-from bstar_client.core.calls import Ask, Body, Outcome, Reply
+from bstar_client.core.calls import Asked, Outcome, Reply
 
 
 def reply_of(outcome: Outcome) -> Reply:
@@ -84,16 +84,14 @@ class Source:
     A task fetches the next body of an async iterable ahead, and calls ``wake`` when it has it.
     """
 
-    def __init__(
-        self, bodies: Iterable[Body | Ask] | AsyncIterable[Body | Ask], wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, bodies: Iterable[Asked] | AsyncIterable[Asked], wake: Callable[[], None]) -> None:
         self.is_exhausted = False
         self._wake = wake
         self._plain = iter(()) if isinstance(bodies, AsyncIterable) else iter(bodies)
         self._async = aiter(bodies) if isinstance(bodies, AsyncIterable) else None
-        self._task: asyncio.Future[Body | Ask] | None = None
+        self._task: asyncio.Future[Asked] | None = None
 
-    def pull(self) -> list[Body | Ask]:
+    def pull(self) -> list[Asked]:
         """The next body; empty if it is not there yet or there is none. Raises what the iterable raised."""
         if self.is_exhausted:
             return []

@@ -26,16 +26,17 @@ from bstar.wire.limits import CREDIT_MAX
 from bstar_client.aio.worker_loop import WorkerLoop
 from bstar_client.arguments.checks import check_async_handler
 from bstar_client.arguments.settings import Dialect, LinkSettings
-from bstar_client.core.calls import Body
+from bstar_client.core.calls import Result
 from bstar_client.journal import JournalPlace
-from bstar_client.workers.handlers import Request, WorkerHooks
+from bstar_client.workers.handlers import WorkerHooks
 from bstar_client.workers.replies import ReplyStore
+from bstar_client.workers.typed import bind
 from bstar_client.workers.worker import BaseWorker
 
 if TYPE_CHECKING:  # most workers serve none
     from bstar.net.http_endpoint import HttpPlace
 
-AsyncHandler = Callable[[Request], Awaitable[Body | None] | AsyncIterator[Body]]
+AsyncHandler = Callable[..., Awaitable[Result | None] | AsyncIterator[Result]]
 _AsyncHandlerT = TypeVar("_AsyncHandlerT", bound=AsyncHandler)
 
 
@@ -118,7 +119,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
     def handler(self, function: _AsyncHandlerT) -> _AsyncHandlerT:
         """Decorator: ``@worker.handler`` makes the function the worker's handler."""
         check_async_handler(function)
-        self._handler = function
+        self._handler = bind(function)
         return function
 
     # --- life ---------------------------------------------------------------------------------------------

@@ -196,28 +196,35 @@ def _kind_of(value: object) -> str:
 
 
 def check_handler(handler: object) -> None:
-    """TypeError if ``Worker`` cannot call it."""
+    """TypeError if ``Worker`` cannot call it, whatever its arguments."""
     _check_call(handler)
     if is_any(handler, inspect.iscoroutinefunction) or is_any(handler, inspect.isasyncgenfunction):
-        raise TypeError(f"the handler {_name_of(handler)} is async: AsyncWorker takes it")
+        raise TypeError(f"the handler {name_of_handler(handler)} is async: AsyncWorker takes it")
 
 
 def check_async_handler(handler: object) -> None:
-    """TypeError if ``AsyncWorker`` cannot call it."""
+    """TypeError if ``AsyncWorker`` cannot call it, whatever its arguments."""
     _check_call(handler)
     if is_any(handler, inspect.isgeneratorfunction):
-        raise TypeError(f"the handler {_name_of(handler)} is a plain generator: Worker takes it")
+        raise TypeError(f"the handler {name_of_handler(handler)} is a plain generator: Worker takes it")
 
 
 def _check_call(handler: object) -> None:
     if not callable(handler):
         raise TypeError(f"the handler is a function that takes a Request, not {type(handler).__name__}")
+
+
+def check_arguments(handler: Callable[..., object], *arguments: None) -> None:
+    """TypeError if the handler cannot be called with so many arguments."""
     try:
-        inspect.signature(handler).bind(None)
+        inspect.signature(handler).bind(*arguments)
     except ValueError:
         pass  # it has no signature to check
     except TypeError as error:
-        raise TypeError(f"the handler {_name_of(handler)} gets one argument, the request: {error}") from None
+        raise TypeError(
+            f"the handler {name_of_handler(handler)} gets one argument, the request or a typed body, and a "
+            f"second one if that is annotated as Request: {error}"
+        ) from None
 
 
 def is_any(handler: object, is_kind: Callable[[Any], bool]) -> bool:
@@ -227,7 +234,8 @@ def is_any(handler: object, is_kind: Callable[[Any], bool]) -> bool:
     return is_kind(handler) or is_kind(getattr(type(handler), "__call__", None))  # noqa: B004
 
 
-def _name_of(handler: object) -> str:
+def name_of_handler(handler: object) -> str:
+    """Its name, that of what a partial calls."""
     while isinstance(handler, partial):
         handler = handler.func
     return str(getattr(handler, "__qualname__", type(handler).__qualname__))

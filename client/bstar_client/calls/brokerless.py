@@ -17,7 +17,7 @@ from bstar_client.arguments.checks import check_function, check_shared, to_count
 from bstar_client.arguments.settings import ClientSettings, LinkSettings, secured
 from bstar_client.calls.client_base import ClientBase
 from bstar_client.calls.requests import DEFAULT, Timeout
-from bstar_client.core.calls import Ask, Body, Call
+from bstar_client.core.calls import Ask, Asked, Call
 from bstar_client.core.events import Event
 from bstar_client.core.outputs import ClientCore
 from bstar_client.core.plain.attempt_session import AttemptSession
@@ -86,14 +86,17 @@ class Brokerless(ClientBase):
         self._core = new_core(fleet.endpoints, outstanding_max)
         self._begin(on_event, 1)
 
-    def _call(self, body: Body | Ask, timeout: Timeout, sink: Any, index: int = 0) -> Call:
+    def _call(self, body: Asked, timeout: Timeout, sink: Any, index: int = 0) -> Call:
         """A call for the session. LocalProtocolError or TypeError if it cannot be sent."""
+        octets: object = body
         if isinstance(body, Ask):
-            if body.key is not None or body.service is not None or body.urgent:
-                raise LocalProtocolError("a server without a broker knows no keys, services or urgency")
+            if body.key is not None or body.service is not None or body.urgent or body.codec is not None:
+                raise LocalProtocolError(
+                    "a server without a broker knows no keys, services, urgency or codecs"
+                )
             timeout = timeout if body.timeout is DEFAULT else body.timeout
-            body = body.body
-        frames = to_frames(body)
+            octets = body.body
+        frames = to_frames(octets)
         size = sum(map(len, frames))
         if size + _HEAD_BYTES > self._settings.link.message_bytes_max:
             raise LocalProtocolError(
@@ -104,7 +107,7 @@ class Brokerless(ClientBase):
         deadline = None if seconds is None else now + seconds * self._attempts
         return Call(b"", frames, deadline, index=index, sink=sink, begun_at=now, bytes_in=size)
 
-    def _maker(self, timeout: Timeout) -> Callable[[Any], Callable[[Body | Ask, int], Call]]:
+    def _maker(self, timeout: Timeout) -> Callable[[Any], Callable[[Asked, int], Call]]:
         """A function that makes, for a sink, the function that makes calls of bodies."""
         return lambda sink: lambda body, index: self._call(body, timeout, sink, index)
 

@@ -15,10 +15,11 @@ from bstar.base.printable import brief, compact, printable
 from bstar.errors import ConfigurationError, LocalProtocolError
 from bstar.wire import durable, mmi
 from bstar.wire.durable import Missed, Repeat, Schedule, Submit
-from bstar_client.arguments.bodies import to_frames, to_name
+from bstar_client.arguments.bodies import to_name
 from bstar_client.arguments.checks import to_count, to_milliseconds
+from bstar_client.arguments.codecs import Codec, to_typed
 from bstar_client.calls.requests import extensions_of, to_key
-from bstar_client.core.calls import Body
+from bstar_client.core.calls import Body, Value
 
 _ATTEMPTS_MAX = 1_000_000
 
@@ -43,7 +44,7 @@ _DEFAULT = RetryPolicy()
 class Task(msgspec.Struct, frozen=True, gc=False):
     """One body for ``submit_many`` with its own options, which are those of ``submit``."""
 
-    body: Body
+    body: Body | Value
     key: bytes | str | None = None
     delay: float | None = None
     at: datetime | float | None = None
@@ -51,6 +52,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     retries: RetryPolicy | None = None
     priority: int = 0
     headers: Mapping[str, str] | None = None
+    codec: Codec | None = None
 
     def __repr__(self) -> str:
         """With the beginning of the body, and the names of the headers."""
@@ -117,10 +119,11 @@ def _to_submit(service: str | bytes, task: Task, carry: Carry) -> Submit:
     expires_ms = _to_span_ms(task.expires, "expires", least=1)
     if 0 < expires_ms <= max(delay_ms, at_ms - time.time_ns() // 1_000_000):
         raise LocalProtocolError("it expires before it begins: expires counts from the submit, too")
+    frames, headers = to_typed(task.body, task.codec, task.headers)
     return Submit(
         request_id,
         name,
-        to_frames(task.body),
+        frames,
         at_ms=at_ms,
         delay_ms=delay_ms,
         expires_ms=expires_ms,
@@ -129,38 +132,50 @@ def _to_submit(service: str | bytes, task: Task, carry: Carry) -> Submit:
         backoff_ms=0 if policy.backoff is None else max(1, _to_span_ms(policy.backoff, "backoff")),
         backoff_max_ms=_to_span_ms(policy.backoff_max, "backoff_max", least=1),
         priority=_to_number(task.priority, "priority", 0, 9),
-        headers=carry(task.headers),
+        headers=carry(headers),
     )
 
 
-def submit_frames(service: str | bytes, bodies: Iterable[Body | Task], carry: Carry) -> Iterator[bytes]:
-    """The frames of Submit of many bodies. An error has the body's position in a note."""
+def submit_frames(
+    service: str | bytes, bodies: Iterable[Body | Value | Task], carry: Carry, codec: Codec | None = None
+) -> Iterator[bytes]:
+    """The frames of Submit of many bodies. An error has the body's position in a note. ``codec``: of those
+    without one.
+    """
     for index, body in enumerate(bodies):
-        yield _frame_of_many(service, body, index, carry)
+        yield _frame_of_many(service, body, index, carry, codec)
 
 
 async def submit_frames_async(
-    service: str | bytes, bodies: AsyncIterable[Body | Task], carry: Carry
+    service: str | bytes, bodies: AsyncIterable[Body | Value | Task], carry: Carry, codec: Codec | None
 ) -> AsyncIterator[bytes]:
     """The same of an async iterable."""
     index = 0
     async for body in bodies:
-        yield _frame_of_many(service, body, index, carry)
+        yield _frame_of_many(service, body, index, carry, codec)
         index += 1
 
 
 def submit_frames_any(
-    service: str | bytes, bodies: Iterable[Body | Task] | AsyncIterable[Body | Task], carry: Carry
+    service: str | bytes,
+    bodies: Iterable[Body | Value | Task] | AsyncIterable[Body | Value | Task],
+    carry: Carry,
+    codec: Codec | None,
 ) -> Iterable[bytes] | AsyncIterable[bytes]:
     """The same of either."""
     if isinstance(bodies, AsyncIterable):
-        return submit_frames_async(service, bodies, carry)
-    return submit_frames(service, bodies, carry)
+        return submit_frames_async(service, bodies, carry, codec)
+    return submit_frames(service, bodies, carry, codec)
 
 
-def _frame_of_many(service: str | bytes, body: Body | Task, index: int, carry: Carry) -> bytes:
+def _frame_of_many(
+    service: str | bytes, body: Body | Value | Task, index: int, carry: Carry, codec: Codec | None
+) -> bytes:
+    task = body if isinstance(body, Task) else Task(body)
+    if task.codec is None and codec is not None:
+        task = msgspec.structs.replace(task, codec=codec)
     try:
-        return submit_frame(service, body if isinstance(body, Task) else Task(body), carry)
+        return submit_frame(service, task, carry)
     except (LocalProtocolError, TypeError) as error:
         error.add_note(f"body {index} of submit_many()")
         raise

@@ -13,10 +13,11 @@ from bstar.errors import CallTimeoutError, LocalProtocolError, RemoteProtocolErr
 from bstar.wire import durable, mmi
 from bstar.wire.extensions import headers_extensions
 from bstar.wire.mmi import OK, Service
-from bstar_client.arguments.bodies import to_frames, to_name, to_octets
+from bstar_client.arguments.bodies import to_name, to_octets
 from bstar_client.arguments.checks import check_flag, to_timeout
+from bstar_client.arguments.codecs import CONTENT_TYPES, Codec, to_typed
 from bstar_client.arguments.settings import ClientSettings
-from bstar_client.core.calls import Ask, Body, Call, CallTracer, Reply
+from bstar_client.core.calls import Ask, Asked, Call, CallTracer, Reply
 
 # A call's own timeout. If it is unset, the client's applies.
 Timeout: TypeAlias = float | msgspec.UnsetType | None
@@ -28,12 +29,29 @@ _BROKERS = (mmi.PREFIX, durable.PREFIX)
 
 
 class MapOptions(TypedDict, total=False):
-    """The options of ``map``, but for ``errors``, on which the type of the outcomes depends."""
+    """The options of ``map``, but for ``errors`` and ``reply``, on which the type of the outcomes depends."""
 
     window: int
     ordered: bool
     timeout: Timeout
     idempotent: bool
+    codec: Codec | None
+
+
+class StreamOptions(TypedDict, total=False):
+    """The options of ``stream``, but for ``reply``."""
+
+    codec: Codec | None
+    timeout: Timeout
+    idempotent: bool
+    urgent: bool
+    headers: Mapping[str, str] | None
+
+
+class RequestOptions(StreamOptions, total=False):
+    """The options of ``request``, but for ``reply``."""
+
+    key: bytes | str | None
 
 
 class Requests:
@@ -66,11 +84,15 @@ class Requests:
             raise LocalProtocolError("plain MDP/0.2 has no identities, so a request cannot have a key")
         if ask.urgent and not self._is_native:
             raise LocalProtocolError("plain MDP/0.2 has no urgent requests")
-        extensions = extensions_of(ask.headers)
+        body, headers = ask.body, ask.headers
+        if type(body) is bytes and ask.codec is None:
+            frames = [body]
+        else:
+            frames, headers = to_typed(body, ask.codec, headers, is_native=self._is_native)
+        extensions = extensions_of(headers)
         if extensions and not self._is_native:
             raise LocalProtocolError("plain MDP/0.2 has no headers")
         name = to_name(ask.service)
-        frames = [ask.body] if type(ask.body) is bytes else to_frames(ask.body)
         size = sum(map(len, frames))
         if size + len(name) + len(extensions) + _HEADER_BYTES > self._message_bytes_max:
             raise LocalProtocolError(f"the message has more than {self._message_bytes_max} octets")
@@ -92,7 +114,7 @@ class Requests:
             extensions=extensions,
         )
         if self.tracer is not None:
-            self._trace(self.tracer, call, ask.headers or {})
+            self._trace(self.tracer, call, headers or {})
         return call
 
     def _trace(self, tracer: CallTracer, call: Call, headers: Mapping[str, str]) -> None:
@@ -116,11 +138,17 @@ class Requests:
         return extensions
 
     def call_maker(
-        self, service: str | bytes, timeout: Timeout, idempotent: bool, sink: Any, pair: int | None = None
-    ) -> Callable[[Body | Ask, int], Call]:
+        self,
+        service: str | bytes,
+        timeout: Timeout,
+        idempotent: bool,
+        sink: Any,
+        pair: int | None = None,
+        codec: Codec | None = None,
+    ) -> Callable[[Asked, int], Call]:
         """A function that makes calls of ``map``'s bodies and positions. Most bodies take a short path.
 
-        ``pair``: that of all of them, if it is not the service's.
+        ``pair``: that of all of them, if it is not the service's. ``codec``: of those without one.
         """
         check_flag(idempotent, "idempotent")
         timeout_s: float | None = None
@@ -128,15 +156,15 @@ class Requests:
         size_max = self._message_bytes_max - _HEADER_BYTES
         clock = self._clock
         # A wrong service or timeout is the error of each body.
-        # A traced call takes the long path.
+        # A call that is traced, or that names a codec, takes the long path.
         with contextlib.suppress(LocalProtocolError, CallTimeoutError):
             timeout_s = self.seconds(timeout)
             name = to_name(service)
-            if self.tracer is None and (pair is not None or not name.startswith(_BROKERS)):
+            if self.tracer is None and codec is None and (pair is not None or not name.startswith(_BROKERS)):
                 place = self._fleet.place(name) if pair is None else pair
                 size_max -= len(name)
 
-        def make(body: Body | Ask, index: int) -> Call:
+        def make(body: Asked, index: int) -> Call:
             if type(body) is bytes and place >= 0 and (size := len(body)) <= size_max:
                 now = clock()
                 deadline = None if timeout_s is None else now + timeout_s
@@ -154,9 +182,10 @@ class Requests:
             if isinstance(body, Ask):
                 own_timeout = timeout if body.timeout is DEFAULT else body.timeout
                 own_service = service if body.service is None else body.service
-                ask = Ask(body.body, body.key, own_timeout, own_service, body.urgent, body.headers)
+                own_codec = codec if body.codec is None else body.codec
+                ask = Ask(body.body, body.key, own_timeout, own_service, body.urgent, body.headers, own_codec)
             else:
-                ask = Ask(body, None, timeout, service)
+                ask = Ask(body, None, timeout, service, codec=codec)
             return self.call(ask, sink, idempotent=idempotent, index=index, pair=pair)
 
         return make
@@ -220,7 +249,11 @@ class Requests:
 
 def extensions_of(headers: Mapping[str, str] | None) -> bytes:
     """The extensions of a caller's headers. TypeError or LocalProtocolError if they cannot be sent."""
-    return b"" if headers is None else headers_extensions(headers)
+    if headers is None:
+        return b""
+    # Of a typed body without other headers: it saves 2 of 5 µs.
+    known = CONTENT_TYPES.get(id(headers))
+    return headers_extensions(headers) if known is None else known
 
 
 def to_key(key: bytes | str | None) -> bytes | None:

@@ -6,7 +6,7 @@ broke may have been. The caller's error depends on it.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -18,23 +18,44 @@ from bstar.wire.mmi import PREFIX
 Body: TypeAlias = bytes | Sequence[bytes]
 
 
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+class _Model(Protocol):
+    """A model of pydantic, or what looks like one."""
+
+    def model_dump_json(self) -> str: ...
+
+
+# A typed body: a struct, a dataclass, a TypedDict or another dict, a model of pydantic.
+Value: TypeAlias = msgspec.Struct | _Dataclass | _Model | Mapping[str, object]
+# What a handler may return, or yield.
+Result: TypeAlias = Body | Value | str | float | Sequence[object] | Mapping[Any, object]
+
+
 class Ask(msgspec.Struct, frozen=True, gc=False):
     """One body for ``map`` with its own options.
 
-    ``key``, ``timeout``, ``urgent`` and ``headers`` are those of ``HAClient.request``. If ``timeout`` is
-    unset or ``service`` is None, that of ``map`` applies.
+    ``key``, ``timeout``, ``urgent``, ``headers`` and ``codec`` are those of ``HAClient.request``. If
+    ``timeout`` is unset, or ``service`` or ``codec`` is None, that of ``map`` applies.
     """
 
-    body: Body
+    body: Body | Value
     key: bytes | str | None = None
     timeout: float | msgspec.UnsetType | None = msgspec.UNSET
     service: str | bytes | None = None
     urgent: bool = False
     headers: Mapping[str, str] | None = None
+    codec: Literal["json", "msgpack"] | None = None
 
     def __repr__(self) -> str:
         """With the beginning of the body, and the names of the headers."""
         return compact(self, body=brief(self.body), headers=str(sorted(self.headers)) if self.headers else "")
+
+
+# What ``map`` takes.
+Asked: TypeAlias = Body | Value | Ask
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from bstar.errors import BstarError, CallTimeoutError, LocalProtocolError
-from bstar_client.core.calls import Ask, Body, Call, CallFailed, Outcome, Reply
+from bstar_client.core.calls import Asked, Call, CallFailed, Outcome, Reply
 from bstar_client.core.counters import Counters
 
 # A window shrinks by this factor when the broker says BUSY.
@@ -75,7 +75,7 @@ class Window:
         """True if every body's outcome was yielded."""
         return self.is_exhausted and self._begun == self._given
 
-    def begin(self, bodies: Iterable[Body | Ask], make_call: Callable[[Body | Ask, int], Call]) -> list[Call]:
+    def begin(self, bodies: Iterable[Asked], make_call: Callable[[Asked, int], Call]) -> list[Call]:
         """The calls for the next bodies. They are in flight from now on; a body that cannot be sent has
         failed.
         """

@@ -10,7 +10,7 @@ from typing import Self
 
 from bstar.errors import BstarError, ClosedError, ForkedError, NoActiveNodeError
 from bstar_client.calls.client_base import ClientBase
-from bstar_client.core.calls import Ask, Body, Call, CallFailed, Reply
+from bstar_client.core.calls import Asked, Call, CallFailed, Reply
 from bstar_client.core.window import Window
 from bstar_client.sync.client_loop import ClientLoop, Sink
 from bstar_client.sync.futures import CallFuture
@@ -89,10 +89,7 @@ class Caller(ClientBase):
             self._abandon(*calls)
 
     def _outcomes_of(
-        self,
-        window: Window,
-        bodies: Iterable[Body | Ask],
-        maker: Callable[[Sink], Callable[[Body | Ask, int], Call]],
+        self, window: Window, bodies: Iterable[Asked], maker: Callable[[Sink], Callable[[Asked, int], Call]]
     ) -> Generator[Reply | CallFailed, None, None]:
         """Send a call for each body as the window allows, and yield what became of them. ``maker`` makes
         the function that makes calls for a sink.
@@ -100,10 +97,7 @@ class Caller(ClientBase):
         return self._outcomes(window, iter(bodies), maker)
 
     def _outcomes(
-        self,
-        window: Window,
-        bodies: Iterator[Body | Ask],
-        maker: Callable[[Sink], Callable[[Body | Ask, int], Call]],
+        self, window: Window, bodies: Iterator[Asked], maker: Callable[[Sink], Callable[[Asked, int], Call]]
     ) -> Generator[Reply | CallFailed, None, None]:
         sink: Sink = queue.SimpleQueue()
         make_call = maker(sink)

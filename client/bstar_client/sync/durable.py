@@ -5,10 +5,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing
 from datetime import datetime
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from bstar.errors import BusyError, CallTimeoutError
 from bstar.wire.durable import Service
+from bstar_client.arguments.codecs import Codec, T, read_frames
 from bstar_client.calls.client import Client
 from bstar_client.calls.durable import RetryPolicy, Task, schedule_frame, submit_frame, submit_frames
 from bstar_client.calls.durable_answers import (
@@ -23,7 +24,7 @@ from bstar_client.calls.durable_answers import (
     to_id,
 )
 from bstar_client.calls.requests import DEFAULT, Timeout
-from bstar_client.core.calls import Ask, Body, CallFailed, Reply
+from bstar_client.core.calls import Ask, Asked, Body, CallFailed, Reply, Value
 from bstar_client.core.window import Window
 
 
@@ -43,10 +44,11 @@ class DurableCalls(Client, ABC):
         self,
         window: Window,
         service: str | bytes,
-        bodies: Iterable[Body | Ask],
+        bodies: Iterable[Asked],
         timeout: Timeout,
         idempotent: bool,
         pair: int | None = None,
+        codec: Codec | None = None,
     ) -> Generator[Reply | CallFailed, None, None]:
         """Send many requests, and yield what came of them."""
 
@@ -61,7 +63,7 @@ class DurableCalls(Client, ABC):
     def submit(
         self,
         service: str | bytes,
-        body: Body,
+        body: Body | Value,
         *,
         key: bytes | str | None = None,
         delay: float | None = None,
@@ -70,10 +72,12 @@ class DurableCalls(Client, ABC):
         retries: RetryPolicy | None = None,
         priority: int = 0,
         headers: Mapping[str, str] | None = None,
+        codec: Codec | None = None,
         timeout: Timeout = DEFAULT,
     ) -> str:
         """Store a request; return its id, 32 hexadecimal digits, when it is durable.
 
+        ``body`` and ``codec`` are those of ``request``: octets, or a value that is encoded.
         ``key``: the caller's own name for it. Whoever submits to the service with this key submits the same
         request, and gets the same id, as long as the store knows it. ``delay``: seconds until it begins;
         ``at``: the time at which it begins, a datetime with a time zone or Unix seconds. ``expires``: seconds
@@ -86,14 +90,14 @@ class DurableCalls(Client, ABC):
         again with the same ``key``), ClosedError, ForkedError.
         """
         pair = self._requests.store_pair(service)
-        task = Task(body, key, delay, at, expires, retries, priority, headers)
+        task = Task(body, key, delay, at, expires, retries, priority, headers, codec)
         frame = submit_frame(service, task, self._requests.carried)
         return read_receipt(self._ask(Ask(frame, None, timeout, Service.SUBMIT.value), pair=pair))
 
     def schedule(
         self,
         service: str | bytes,
-        body: Body,
+        body: Body | Value,
         *,
         every: float | None = None,
         cron: str | None = None,
@@ -106,6 +110,7 @@ class DurableCalls(Client, ABC):
         retries: RetryPolicy | None = None,
         priority: int = 0,
         headers: Mapping[str, str] | None = None,
+        codec: Codec | None = None,
         timeout: Timeout = DEFAULT,
     ) -> str:
         """Store a schedule: at each of its times a request is submitted. Return the schedule's id.
@@ -120,7 +125,7 @@ class DurableCalls(Client, ABC):
         the other errors are those of ``submit``.
         """
         pair = self._requests.store_pair(service)
-        task = Task(body, key, delay, at, expires, retries, priority, headers)
+        task = Task(body, key, delay, at, expires, retries, priority, headers, codec)
         frame = schedule_frame(
             service, task, self._requests.carried, every=every, cron=cron, zone=zone, missed=missed
         )
@@ -129,8 +134,9 @@ class DurableCalls(Client, ABC):
     def submit_many(
         self,
         service: str | bytes,
-        bodies: Iterable[Body | Task],
+        bodies: Iterable[Body | Value | Task],
         *,
+        codec: Codec | None = None,
         window: int = 512,
         timeout: Timeout = DEFAULT,
     ) -> Generator[str, None, None]:
@@ -143,7 +149,7 @@ class DurableCalls(Client, ABC):
         self._check()
         pair = self._requests.store_pair(service)
         sliding = self._new_window(bodies, window, ordered=True, errors="raise", name="submit_many")
-        frames = submit_frames(service, bodies, self._requests.carried)
+        frames = submit_frames(service, bodies, self._requests.carried, codec)
         return self._submit_many(sliding, frames, timeout, pair)
 
     def _submit_many(
@@ -160,30 +166,67 @@ class DurableCalls(Client, ABC):
         self,
         request_id: str,
         *,
+        reply: None = None,
         wait: None = None,
+        codec: Codec | None = None,
         service: str | bytes | None = None,
         timeout: Timeout = DEFAULT,
     ) -> Result: ...
 
     @overload
     def result(
-        self, request_id: str, *, wait: float, service: str | bytes | None = None, timeout: Timeout = DEFAULT
+        self,
+        request_id: str,
+        *,
+        reply: None = None,
+        wait: float,
+        codec: Codec | None = None,
+        service: str | bytes | None = None,
+        timeout: Timeout = DEFAULT,
     ) -> Result | None: ...
+
+    @overload
+    def result(
+        self,
+        request_id: str,
+        *,
+        reply: type[T],
+        wait: None = None,
+        codec: Codec | None = None,
+        service: str | bytes | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> T: ...
+
+    @overload
+    def result(
+        self,
+        request_id: str,
+        *,
+        reply: type[T],
+        wait: float,
+        codec: Codec | None = None,
+        service: str | bytes | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> T | None: ...
 
     def result(
         self,
         request_id: str,
         *,
+        reply: type[Any] | None = None,
         wait: float | None = None,
+        codec: Codec | None = None,
         service: str | bytes | None = None,
         timeout: Timeout = DEFAULT,
-    ) -> Result | None:
+    ) -> Any:  # Any: the overloads tell it
         """The answer to a stored request. It stays in the store until ``close_result`` or its time is over.
 
         ``wait``: how many seconds to wait for it; None waits until the request has ended, over failovers and
-        times without any node. Returns None if the request has not ended then.
+        times without any node. Returns None if the request has not ended then. ``reply``: the type that the
+        answer is decoded as, by ``codec``, that of the request; without it a Result is returned.
 
         Raises DeadLetterError, RequestCancelledError or UnknownRequestError if there will be no answer;
+        HandlerError if it is no ``reply``;
         NoActiveNodeError, CallTimeoutError or BusyError if no node could be asked when ``wait`` was over.
         """
         pair = self._requests.store_pair(service)
@@ -194,12 +237,14 @@ class DurableCalls(Client, ABC):
             frame = polls.frame(clock())
             limit_s = None if patience_s is None else patience_s + polls.poll_s
             try:
-                reply = self._ask(Ask(frame, None, limit_s, Service.RESULT.value), pair=pair)
-                found = polls.read(reply)
+                told = self._ask(Ask(frame, None, limit_s, Service.RESULT.value), pair=pair)
+                found = polls.read(told)
             except (BusyError, CallTimeoutError):
                 if polls.is_over(clock()):
                     raise
             else:
+                if found is not None and reply is not None:
+                    return read_frames(found.frames, reply, codec, f"the answer to request {request_id}")
                 if found is not None or polls.is_over(clock()):
                     return found
             self._pause(polls.pause_s(clock()))

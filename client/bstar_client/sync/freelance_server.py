@@ -35,12 +35,13 @@ from bstar_client.arguments.checks import (
     to_count,
     to_seconds,
 )
-from bstar_client.core.calls import Body
+from bstar_client.core.calls import Result
 from bstar_client.links.unclosed import guard
+from bstar_client.workers import typed
 from bstar_client.workers.failures import report_plain
 from bstar_client.workers.handlers import Request
 
-PlainHandler = Callable[[Request], Body | None]
+PlainHandler = Callable[..., Result | None]
 
 _log = logging.getLogger("bstar_client")
 
@@ -115,7 +116,7 @@ class FreelanceServer:
         if not self._models or not self._models <= _MODELS:
             raise ConfigurationError(f"models are some of 1, 2 and 3, not {models!r}")
         identity = _identity(bind, public) if 3 in self._models else None
-        self._handler = handler
+        self._handler = typed.bind(handler)
         self._threads = to_count(threads, "threads", 1, 1_000)
         self._drain_s = to_seconds(drain_timeout_s, "drain_timeout_s", may_be_zero=True)
         self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()

@@ -18,6 +18,7 @@ from bstar_client.arguments.checks import check_handler
 from bstar_client.links.unclosed import guard
 from bstar_client.sync.worker_loop import WorkerLoop
 from bstar_client.workers.handlers import Handler
+from bstar_client.workers.typed import bind
 from bstar_client.workers.worker import THREADS_MAX, BaseWorker
 
 _HandlerT = TypeVar("_HandlerT", bound=Handler)
@@ -39,7 +40,10 @@ class Worker(BaseWorker[Handler]):
     The handler returns the reply: bytes, a sequence of bytes for several frames, or None for one empty
     frame. A generator's yields are sent as PARTIALs, and what it returns is the FINAL. An exception becomes
     the client's HandlerError, with its type and text; in plain MDP, which knows no errors, a FINAL of two
-    frames, ``500`` and the text. The worker lives on.
+    frames, ``500`` and the text. The worker lives on. ``raise Declined(…)`` is an answer, and no failure.
+
+    A handler may take a value and return one, as its annotations say: ``def price(ask: Ask) -> Price``
+    (docs/clients.md, "Typed handlers"). A second parameter of type Request gets the request.
 
     ``run()`` blocks until SIGTERM, SIGINT or ``stop()``, then finishes what runs (``drain_timeout_s``),
     leaves the nodes in good order and returns. ``start()`` does the same in a thread; ``with Worker(…)``
@@ -94,7 +98,7 @@ class Worker(BaseWorker[Handler]):
     def handler(self, function: _HandlerT) -> _HandlerT:
         """Decorator: ``@worker.handler`` makes the function the worker's handler."""
         check_handler(function)
-        self._handler = self._loop.handler = function
+        self._handler = self._loop.handler = bind(function)
         return function
 
     # --- life ---------------------------------------------------------------------------------------------

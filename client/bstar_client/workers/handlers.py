@@ -13,7 +13,7 @@ from bstar.wire.messages import NEVER_MS, OWN_BACKOFF
 from bstar_client.arguments.bodies import to_frames
 from bstar_client.arguments.checks import to_milliseconds
 from bstar_client.arguments.declined import Declined
-from bstar_client.core.calls import Body
+from bstar_client.core.calls import Body, Result
 from bstar_client.core.worker.dialects import Job
 from bstar_client.workers.failures import call_on_cancel
 
@@ -136,7 +136,9 @@ class Retry(Exception):  # noqa: N818 - it is what the handler asks for
         raise TypeError("Retry has no subclasses: put the reason into its text")
 
 
-Handler = Callable[[Request], Body | Generator[Body, None, Body | None] | Iterator[Body] | None]
+_Answer = Result | Generator[Result, None, Result | None] | Iterator[Result] | None
+# What it takes is not told here, because it may be typed: ``workers.typed`` checks that.
+Handler = Callable[..., _Answer]
 
 
 class WorkerHooks:

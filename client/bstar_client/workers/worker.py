@@ -3,7 +3,7 @@
 import os
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import msgspec
@@ -36,7 +36,7 @@ from bstar_client.core.worker.node_sessions import WorkerCounters
 from bstar_client.core.worker.session import WorkerCore
 from bstar_client.journal import JournalPlace, WorkJournal, named_after
 from bstar_client.links.links import SOCKETS
-from bstar_client.workers.handlers import WorkerHooks
+from bstar_client.workers.handlers import Request, WorkerHooks
 from bstar_client.workers.replies import ReplyStore
 
 if TYPE_CHECKING:  # most workers serve none
@@ -176,7 +176,8 @@ class BaseWorker(ABC, Generic[_HandlerT]):
         self._pid = os.getpid()
         self._has_begun = False
         self._probes: WorkerProbes | None = None
-        self._handler: _HandlerT | None = None
+        # As a function of a Request.
+        self._handler: Callable[[Request], Any] | None = None
         self._init_shell()
         if handler is not None:
             self.handler(handler)
