@@ -45,7 +45,7 @@ def write(folder: Path, page: str, nodes: Sequence[Broker], names: set[str]) -> 
     assert found.keys() == names
     for name, text in found.items():
         for shipped, node in zip(("5001", "5002"), nodes, strict=True):
-            assert shipped in text
+            assert shipped in text or name.startswith("test_")
             text = text.replace(f"tcp://127.0.0.1:{shipped}", node.endpoint)  # noqa: PLW2901
         (folder / name).write_text(text)
 
@@ -102,6 +102,34 @@ def test_clients_and_workers(tmp_path: Path) -> None:
         client = stack.enter_context(HAClient([node.endpoint for node in nodes], timeout=LIMIT_S))
         assert client.request("hello", b"you").body == b"HELLO YOU"
         assert [client.request("ask", b"apple").body for _ in range(2)] == [b"1", b"2"]
+
+
+def test_the_tutorial(tmp_path: Path) -> None:
+    """docs/tutorial.md: its shop in two processes, its callers, its tests, and a node that dies."""
+    with stored_pair(tmp_path / "pair") as pair:
+        names = {"shop.py", "ask.py", "test_shop.py", "loop.py", "orders.py"}
+        write(tmp_path, "tutorial.md", pair.nodes, names)
+        with running(tmp_path, "-m", "bstar_cli", "run", "shop:app", "--processes", "2"):
+            priced, declined, misfit, later = run(tmp_path, "ask.py")
+            assert (priced, declined, later) == ("2500", "no-such-sku [7, 8]", "b'{\"cents\":990}'")
+            assert misfit.startswith("bad-body: ")
+            with subprocess.Popen(
+                [sys.executable, "loop.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+            ) as loop:
+                pair.primary.kill()
+                out, _ = loop.communicate(timeout=LIMIT_S)
+            assert out.startswith("200 prices, none lost")
+            pair.primary.start()
+            assert run(tmp_path, "orders.py") == ["3 of 7 are on their way"]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_shop.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert "4 passed" in done.stdout, done.stdout
 
 
 def test_durable_requests(tmp_path: Path) -> None:

@@ -410,3 +410,15 @@ def test_a_thread_that_waits_for_a_future_ends_with_the_pair() -> None:
             for _ in range(3):
                 client.begin("nobody", b"", timeout=3600).add_done_callback(lambda _: None)
             client.submit("nobody", b"")
+
+
+def test_an_async_function_of_an_app_may_be_typed() -> None:
+    app = App(["tcp://127.0.0.1:1"])
+
+    @app.service("double")
+    async def double(ask: dict[str, int]) -> int:
+        await asyncio.sleep(1)
+        return 2 * ask["number"]
+
+    with fake(app) as client:
+        assert client.request("double", {"number": 21}, reply=int) == 42

@@ -131,15 +131,18 @@ class FakePair:
         if isinstance(self._handlers, App):
             assert self._life is not None
             for service in self._handlers.services.values():
-                self._make_worker(service.name, self._life.handler(service), **service.options)
+                handler = self._life.handler(service)
+                self._make_worker(service.name, handler, is_async=service.is_async, **service.options)
         else:
             for name, handler in self._handlers.items():
-                self._make_worker(name, handler)
+                self._make_worker(name, handler, is_async=_is_async(handler))
         for worker in self._workers:
             worker.start()
 
-    def _make_worker(self, service: str, handler: Callable[..., Any], **options: Any) -> None:
-        if _is_async(handler):
+    def _make_worker(
+        self, service: str, handler: Callable[..., Any], *, is_async: bool, **options: Any
+    ) -> None:
+        if is_async:
             self._async_workers.append(AsyncMemoryWorker(self._worker_net, service, handler, **options))
             return
         if options.get("threads") is None and options.get("credit") is None:
