@@ -16,6 +16,7 @@ settings.load_profile("patient")
 
 pytest_plugins = [
     "support.broker_fixtures",
+    "support.planted_root",
     "support.schedule",
     "support.spark_fixtures",
     "bstar_testing.plugin",

@@ -9,14 +9,10 @@ import pytest
 from msgspec import structs
 
 from bstar import records
-from bstar_pipeline import job, store
-from support.journals import Run, write
+from support.journals import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from pyspark.sql import Row, SparkSession
+    from support.planted_root import PlantedRoot
 
 pytestmark = pytest.mark.spark
 
@@ -98,8 +94,11 @@ def _nodes_alone() -> list[Run]:
     return [primary, backup]
 
 
-@pytest.fixture(scope="module")
-def table(local: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Row]]:
+PAIRS = ("false", "hidden", "yesterday", "tomorrow", "drift", "alone")
+
+
+def planted() -> list[Run]:
+    """The journals of all pairs."""
     pairs = [
         # The backup took over 0.2 s after the primary had stopped to serve.
         _Pair("false", until=10 * S, since=10 * S + 200_000, backup=-2 * S),
@@ -109,24 +108,25 @@ def table(local: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Call
         _Pair("tomorrow", until=10 * S, since=10 * S + 200_000, worker=DAY_US),
         _drifting(),
     ]
-    folder: Path = tmp_path_factory.mktemp("clocks")
-    for pair in pairs:
-        for run in pair.runs.values():
-            write(folder / "journals" / run.name(), run.lines())
-    for run in _nodes_alone():
-        write(folder / "journals" / run.name(), run.lines())
-    root = str(folder / "tables")
-    told: list[str] = []
-    job.run(local, [str(folder / "journals")], root, progress=told.append)
-    assert len([line for line in told if line.startswith("putting right the clock of machine")]) == 5
-    tables = store.snapshot(local, root)
-    return lambda name: store.read(local, tables, name).collect()
+    return [*(run for pair in pairs for run in pair.runs.values()), *_nodes_alone()]
 
 
-def test_a_clock_that_is_wrong_is_put_right_by_what_requests_tell(table: Callable[[str], list[Row]]) -> None:
+def test_what_is_put_right_is_said(planted_root: PlantedRoot) -> None:
+    lines = [line for line in planted_root.progress if line.startswith("putting right")]
+    machines = [line.split()[6].rstrip(",") for line in lines]
+    assert sorted(machine for machine in machines if machine.partition("-")[0] in PAIRS) == [
+        "drift-backup",
+        "false-backup",
+        "hidden-backup",
+        "tomorrow-worker",
+        "yesterday-client",
+    ]
+
+
+def test_a_clock_that_is_wrong_is_put_right_by_what_requests_tell(planted_root: PlantedRoot) -> None:
     off = {
         (run.pair, run.node): run.clock_off_us
-        for run in table("silver.runs")
+        for run in planted_root.rows("silver.runs", *PAIRS)
         if abs(run.clock_off_us) > 10_000
     }
     assert off.pop(("drift", "backup")) == pytest.approx(470_000, abs=30_000)
@@ -139,39 +139,38 @@ def test_a_clock_that_is_wrong_is_put_right_by_what_requests_tell(table: Callabl
     assert off == pytest.approx(planted, abs=300)
 
 
-def test_what_overlapped_is_found_and_what_did_not_is_not(table: Callable[[str], list[Row]]) -> None:
-    found = [row for row in table("gold.audit") if row.rule == "both-active"]
+def test_what_overlapped_is_found_and_what_did_not_is_not(planted_root: PlantedRoot) -> None:
+    found = [row for row in planted_root.rows("gold.audit", *PAIRS) if row.rule == "both-active"]
     (violation,) = (row for row in found if row.verdict == "violated")
     assert violation.pair == "hidden"
     assert violation.duration_us == pytest.approx(S, abs=300)
-    assert {row.pair for row in table("gold.incidents") if row.kind == "both-active"} == {"hidden"}
+    incidents = planted_root.rows("gold.incidents", *PAIRS)
+    assert {row.pair for row in incidents if row.kind == "both-active"} == {"hidden"}
 
 
-def test_of_a_clock_that_drifted_nothing_is_proven(table: Callable[[str], list[Row]]) -> None:
-    found = [row for row in table("gold.audit") if row.rule == "both-active" and row.verdict == "unproven"]
-    (row,) = (row for row in found if row.pair == "drift")
+def test_of_a_clock_that_drifted_nothing_is_proven(planted_root: PlantedRoot) -> None:
+    (row,) = (row for row in planted_root.rows("gold.audit", "drift") if row.rule == "both-active")
+    assert row.verdict == "unproven"
     assert row.node == "backup"
     assert row.text.startswith("the clock of backup is unsure by 0.2")
 
 
-def test_of_two_nodes_that_disagree_and_nothing_else_neither_is_put_right(
-    table: Callable[[str], list[Row]],
-) -> None:
-    runs = [run for run in table("silver.runs") if run.pair == "alone"]
+def test_of_two_nodes_that_disagree_and_nothing_else_neither_is_put_right(planted_root: PlantedRoot) -> None:
+    runs = planted_root.rows("silver.runs", "alone")
     assert {run.clock_off_us for run in runs} == {0}
     assert all(run.clock_unsure_us == pytest.approx(180 * S, abs=S) for run in runs)
-    found = [row for row in table("gold.audit") if row.pair == "alone" and row.rule == "both-active"]
+    found = [row for row in planted_root.rows("gold.audit", "alone") if row.rule == "both-active"]
     assert {(row.node, row.verdict) for row in found} == {("primary", "unproven"), ("backup", "unproven")}
 
 
-def test_a_request_is_of_its_nodes_day_whatever_others_clocks_say(table: Callable[[str], list[Row]]) -> None:
-    requests = table("silver.requests")
+def test_a_request_is_of_its_nodes_day_whatever_others_clocks_say(planted_root: PlantedRoot) -> None:
+    requests = planted_root.rows("silver.requests", *PAIRS)
     assert {row.pair for row in requests} >= {"yesterday", "tomorrow"}
     assert {row.day for row in requests} == {dt.date(2026, 11, 2)}
     assert {row.evidence for row in requests if row.pair != "alone"} == {7}
 
 
-def test_no_order_of_things_is_lost_with_a_clock(table: Callable[[str], list[Row]]) -> None:
+def test_no_order_of_things_is_lost_with_a_clock(planted_root: PlantedRoot) -> None:
     """A worker's clock of tomorrow would let it begin a request of an old epoch after one of a new."""
-    wrong = {row.rule for row in table("gold.audit") if row.verdict == "violated" and row.pair != "hidden"}
-    assert wrong == set()
+    others = [pair for pair in PAIRS if pair != "hidden"]
+    assert not [row for row in planted_root.rows("gold.audit", *others) if row.verdict == "violated"]

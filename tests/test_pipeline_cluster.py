@@ -17,12 +17,12 @@ from bstar_pipeline.ship import ARCHIVE, PROGRAM, ship
 from bstar_pipeline.tables import TABLES
 from sim import journals
 from sim.journals import JOURNAL, Incident, Scenario
-from support import cluster_calls
+from support import cluster_calls, committed
 from support.bulk_pair import SERVICE, bulk_pair
 from support.object_store import object_store, s3a_jars
 from support.spark_cluster import EXECUTORS, LIMIT_S, Cluster
 from support.spark_fixtures import need_java
-from test_pipeline_incidents import rows, sorted_rows
+from test_pipeline_incidents import sorted_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.loopback, pytest.mark.timeout(LIMIT_S + 60)]
 
@@ -121,10 +121,12 @@ def test_the_batch_job_on_an_object_store_and_a_lost_executor_makes_the_same_tab
             places = (f"file:{tmp_path / JOURNAL}", store.uri("journal"))
             assert here == [row.replace(places[1], places[0]) for row in stored], name
     requests: dict[str, dict[str, Counter[str]]] = {}
-    for row in rows(tmp_path / "stored", "silver.requests"):
+    for row in committed.rows(tmp_path / "stored", "silver.requests"):
         requests.setdefault(row.pair, {}).setdefault(row.service, Counter())[row.outcome] += 1
     assert requests == calls
-    assert [row for row in rows(tmp_path / "stored", "gold.audit") if row.verdict == "violated"] == []
+    assert [
+        row for row in committed.rows(tmp_path / "stored", "gold.audit") if row.verdict == "violated"
+    ] == []
 
 
 def test_bulk_calls_run_in_two_executors_with_what_was_shipped(

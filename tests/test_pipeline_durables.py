@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bstar import records
-from support.journals import Run, frame
+from support.journals import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from pyspark.sql import Row, SparkSession
+    from support.planted_root import PlantedRoot
 
 pytestmark = pytest.mark.spark
 
@@ -134,87 +132,62 @@ def changed() -> list[Run]:
     return nodes.stop()
 
 
-@pytest.fixture(scope="module")
-def found(local: SparkSession) -> dict[str, list[Row]]:
-    """The tables of all pairs: silver.durables and the audit."""
-    from bstar_pipeline import silver
-    from bstar_pipeline.gold.audit import audit
-    from bstar_pipeline.gold.durables import durable_findings
-    from bstar_pipeline.gold.nodes import process_findings
-    from bstar_pipeline.pair_rows import frame_of
-    from bstar_pipeline.schema import table_schema
-
-    bronze = frame(local, [*good(), *lost(), *doubtful(), *begun(), *changed()]).persist()
-
-    def table(rows: Iterable[Any], name: str) -> Any:
-        return frame_of(local, rows, table_schema(name))
-
-    facts = silver.facts(bronze)
-    of_runs = silver.runs(facts)
-    histories = silver.histories(facts, of_runs)
-    runs, states = table(of_runs, "silver.runs"), table(silver.states(histories), "silver.states")
-    durables = silver.durables(bronze, runs).collect()
-    of_durables = local.createDataFrame(durables, table_schema("silver.durables"))
-    processes = table(process_findings(facts, of_runs, histories), "gold.audit")
-    findings = durable_findings(of_durables, bronze, runs, states)
-    audited = audit(silver.requests(bronze, runs), runs, [processes, findings])
-    return {"durables": durables, "audit": audited.collect()}
+def planted() -> list[Run]:
+    """The journals of all pairs."""
+    return [*good(), *lost(), *doubtful(), *begun(), *changed()]
 
 
-def one(found: dict[str, list[Row]], pair: str, client: str, submission: int = 1) -> Row:
-    [row] = [
-        row
-        for row in found["durables"]
-        if (row.pair, row.client, row.submission) == (pair, client, submission)
-    ]
+def one(root: PlantedRoot, pair: str, client: str, submission: int = 1) -> Any:
+    rows = root.rows("silver.durables", pair)
+    [row] = [row for row in rows if (row.client, row.submission) == (client, submission)]
     return row
 
 
-def of_pair(found: dict[str, list[Row]], pair: str, *rules: str) -> list[Row]:
-    return [row for row in found["audit"] if row.pair == pair and row.rule in rules]
+def of_pair(root: PlantedRoot, pair: str, *rules: str) -> list[Any]:
+    return [row for row in root.rows("gold.audit", pair) if row.rule in rules]
 
 
 DURABLE = ("durable-lost", "begun-after-end", "answer-changed")
 
 
-def test_a_durable_request_is_one_row_whoever_told_its_steps(found: dict[str, list[Row]]) -> None:
-    row = one(found, "good", "a1")
+def test_a_durable_request_is_one_row_whoever_told_its_steps(planted_root: PlantedRoot) -> None:
+    row = one(planted_root, "good", "a1")
     assert (row.state, row.attempts, row.ends, row.fetches, row.answers) == ("closed", 1, 1, 2, [7])
     assert row.ended_at_us - row.submitted_at_us == 4 * S
     assert row.stopped_at_us - row.submitted_at_us == 7 * S
     assert row.given_at_us - row.submitted_at_us == 3 * S
-    assert one(found, "good", "b2").state == "pending"
-    row = one(found, "good", "c3")
+    assert one(planted_root, "good", "b2").state == "pending"
+    row = one(planted_root, "good", "c3")
     assert (row.state, row.ends, row.retries) == ("cancelled", 2, 1)
 
 
-def test_an_id_that_is_submitted_again_is_another_request(found: dict[str, list[Row]]) -> None:
-    row = one(found, "good", "a1", 9)
+def test_an_id_that_is_submitted_again_is_another_request(planted_root: PlantedRoot) -> None:
+    row = one(planted_root, "good", "a1", 9)
     assert (row.state, row.answers) == ("answered", [8])
     assert row.given_at_us - row.submitted_at_us == S
 
 
-def test_a_good_journal_has_no_violation_and_what_waits_is_excused(found: dict[str, list[Row]]) -> None:
-    assert not [row for row in found["audit"] if row.pair == "good" and row.verdict == "violated"]
-    [row] = of_pair(found, "good", *DURABLE)
-    assert (row.rule, row.verdict, row["count"]) == ("durable-lost", "excused", 1)
+def test_a_good_journal_has_no_violation_and_what_waits_is_excused(planted_root: PlantedRoot) -> None:
+    assert not [row for row in planted_root.rows("gold.audit", "good") if row.verdict == "violated"]
+    [row] = of_pair(planted_root, "good", *DURABLE)
+    assert (row.rule, row.verdict, row.count) == ("durable-lost", "excused", 1)
 
 
-def test_attempts_at_durable_requests_need_no_client_s_journal(found: dict[str, list[Row]]) -> None:
-    assert not [row for row in of_pair(found, "good", "lost") if row.verdict != "excused"]
-    texts = [row.text for row in of_pair(found, "good", "answered-twice")]
+def test_attempts_at_durable_requests_need_no_client_s_journal(planted_root: PlantedRoot) -> None:
+    assert not [row for row in of_pair(planted_root, "good", "lost") if row.verdict != "excused"]
+    texts = [row.text for row in of_pair(planted_root, "good", "answered-twice")]
     assert texts == ["attempts at a durable request that ended"]
 
 
-def test_acknowledged_and_never_ended_is_lost_if_the_store_has_fewer(found: dict[str, list[Row]]) -> None:
-    [row] = of_pair(found, "lost", *DURABLE)
-    assert (row.rule, row.verdict, row["count"], row.node) == ("durable-lost", "violated", 1, "primary")
+def test_acknowledged_and_never_ended_is_lost_if_the_store_has_fewer(planted_root: PlantedRoot) -> None:
+    [row] = of_pair(planted_root, "lost", *DURABLE)
+    assert (row.rule, row.verdict, row.count, row.node) == ("durable-lost", "violated", 1, "primary")
     assert row.text == "2 are pending by the journals after entry 7, and the store of the primary has 1"
 
 
-def test_after_a_kill_the_journals_cannot_tell(found: dict[str, list[Row]]) -> None:
-    rows = sorted(of_pair(found, "doubtful", *DURABLE), key=lambda row: row.text)
-    assert [(row.rule, row.verdict, row["count"]) for row in rows] == [
+def test_after_a_kill_the_journals_cannot_tell(planted_root: PlantedRoot) -> None:
+    rows = sorted(of_pair(planted_root, "doubtful", *DURABLE), key=lambda row: row.text)
+    assert [(row.rule, row.verdict, row.count) for row in rows] == [
         ("durable-lost", "unproven", 1),
         ("durable-lost", "unproven", 1),
     ]
@@ -222,16 +195,16 @@ def test_after_a_kill_the_journals_cannot_tell(found: dict[str, list[Row]]) -> N
     assert "after the last count of a store that led" in rows[1].text
 
 
-def test_begun_after_its_close_or_cancel_was_acknowledged_is_named(found: dict[str, list[Row]]) -> None:
-    rows = [row for row in of_pair(found, "begun", *DURABLE) if row.verdict == "violated"]
+def test_begun_after_its_close_or_cancel_was_acknowledged_is_named(planted_root: PlantedRoot) -> None:
+    rows = [row for row in of_pair(planted_root, "begun", *DURABLE) if row.verdict == "violated"]
     assert sorted((row.rule, row.client, row.duration_us) for row in rows) == [
         ("begun-after-end", "a1", 2 * S),
         ("begun-after-end", "b2", 2 * S),
     ]
 
 
-def test_an_answer_that_changed_and_an_end_that_changed_are_named(found: dict[str, list[Row]]) -> None:
-    rows = of_pair(found, "changed", *DURABLE)
+def test_an_answer_that_changed_and_an_end_that_changed_are_named(planted_root: PlantedRoot) -> None:
+    rows = of_pair(planted_root, "changed", *DURABLE)
     assert sorted((row.rule, row.verdict, row.client, row.text) for row in rows) == [
         ("answer-changed", "violated", "a1", "nodes stored or gave answers with the CRC-32 AB, CD"),
         ("answer-changed", "violated", "b2", "it ended 2 times, and was retried 0 times"),

@@ -1,10 +1,10 @@
 """Incidents and audit against journals of simulated pairs: all that happened is found, and nothing else.
 
-One batch job reads the journals of three pairs: one with journals of everybody and broken promises, one of
-which only the brokers keep journals (on machines whose clocks differ, one of them set meanwhile), and one
-whose nodes only serve. The local engine does it, and so does Spark: under Spark Connect, with Spark's
-settings as users have them, so nothing reaches for a driver in its own process. Both come to the same tables,
-of the planted scenarios, of durable requests and of a directory with all that can be wrong with one, too.
+Three pairs: one with journals of everybody and broken promises, one of which only the brokers keep journals
+(on machines whose clocks differ, one of them set meanwhile), and one whose nodes only serve. The local engine
+makes the tables of these and of all that other tests plant (support.planted_root), and so does Spark: under
+Spark Connect, with Spark's settings as users have them, so nothing reaches for a driver in its own process.
+Both come to the same tables.
 """
 
 from __future__ import annotations
@@ -16,27 +16,22 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pytest
 
 from bstar import records
 from bstar_pipeline.tables import TABLES
 from sim.faults import Fault, Kind
-from sim.journals import INCIDENT_KINDS, JOURNAL, START_US, Incident, Scenario, Truth
-from sim.journals import write as write_journals
-from support import committed, connect_job, odd_journals
-from support.journals import write
+from sim.journals import INCIDENT_KINDS, START_US, Incident, Scenario
+from support import committed, connect_job
 from support.plants import RULES, Planted, break_promises
 from support.spark_fixtures import need_java
-from test_pipeline_durables import begun, changed, doubtful, good, lost
-from test_pipeline_planted import PLANTED, Cast
-from test_pipeline_truth import plant
+
+if TYPE_CHECKING:
+    from support.planted_root import PlantedRoot
 
 # It ends a hang; a busy machine takes its time.
 LIMIT_S = 1_800.0
@@ -96,66 +91,18 @@ CALM = Scenario(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What the local engine says, and the truth by pair."""
-
-    root: Path
-    journals: list[str]
-    requests: int
-    incidents: list[Any]
-    audit: list[Any]
-    truths: dict[str, Truth]
-    planted: list[Planted]
-    calls: list[records.Call]  # of the clients of "everybody"
-
-    def of(self, pair: str) -> list[Any]:
-        return sorted((one for one in self.incidents if one.pair == pair), key=lambda one: one.began_at_us)
-
-    def violated(self, pair: str) -> list[Any]:
-        return [one for one in self.audit if one.pair == pair and one.verdict == "violated"]
+SCENARIOS = (EVERYBODY, BROKERS, CALM)
+PAIRS = tuple(scenario.pair for scenario in SCENARIOS)
 
 
-def rows(root: Path, name: str) -> list[Any]:
-    """The rows of a table, with a field for each column."""
-    found = duckdb.execute(f"FROM {committed.files(root, name)}")
-    columns = [column[0] for column in found.description or ()]
-    return [SimpleNamespace(**dict(zip(columns, row, strict=True))) for row in found.fetchall()]
+def break_everybodys_promises(journal: Path) -> list[Planted]:
+    """Each of them once, in 40 s without an incident."""
+    since_us = START_US + round((EVERYBODY.seconds - TAIL_S - 50.0) * 1e6)
+    return break_promises(journal, [range(since_us, since_us + 40_000_000)])
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    from bstar_pipeline import job
-    from bstar_pipeline.engine import local_session
-
-    truths, journals, planted_in = {}, [], []
-    for scenario in (EVERYBODY, BROKERS, CALM):
-        folder = tmp_path_factory.mktemp(scenario.pair)
-        truths[scenario.pair] = write_journals(scenario, folder)
-        journals.append(str(folder / JOURNAL))
-        if scenario is EVERYBODY:
-            since_us = START_US + round((EVERYBODY.seconds - TAIL_S - 50.0) * 1e6)
-            planted_in = break_promises(folder / JOURNAL, [range(since_us, since_us + 40_000_000)])
-    others = tmp_path_factory.mktemp("others")
-    odd_journals.plant(others / "odd")
-    planted = [run for pair, planted in PLANTED.items() for run in planted.plant(Cast(pair))]
-    for number, run in enumerate([*planted, *good(), *lost(), *doubtful(), *begun(), *changed()]):
-        # Two runs may have one name: a snapshot that was restored.
-        write(others / str(number) / run.name(), run.lines())
-    journals += [str(others), str(plant(tmp_path_factory.mktemp("scenes")))]
-    root = tmp_path_factory.mktemp("local") / "tables"
-    with local_session("incidents") as session:
-        summary = job.run(session, journals, str(root))
-    return Found(
-        root,
-        journals,
-        summary.requests,
-        rows(root, "gold.incidents"),
-        rows(root, "gold.audit"),
-        truths,
-        planted_in,
-        calls_of(Path(journals[0])),
-    )
+def incidents_of(root: PlantedRoot, pair: str) -> list[Any]:
+    return sorted(root.rows("gold.incidents", pair), key=lambda one: one.began_at_us)
 
 
 def calls_of(folder: Path) -> list[records.Call]:
@@ -170,12 +117,12 @@ def calls_of(folder: Path) -> list[records.Call]:
 
 
 def test_spark_connect_comes_to_the_same_tables(
-    found: Found, tmp_path_factory: pytest.TempPathFactory
+    planted_root: PlantedRoot, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     need_java()
     root = tmp_path_factory.mktemp("connect") / "tables"
     done = subprocess.run(
-        [sys.executable, connect_job.__file__, str(root), *found.journals],
+        [sys.executable, connect_job.__file__, str(root), *planted_root.journals],
         cwd=root.parent,
         env={**os.environ, "SPARK_TESTING": "1"},  # a free port; otherwise it is always 15002
         capture_output=True,
@@ -186,9 +133,9 @@ def test_spark_connect_comes_to_the_same_tables(
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["session"].startswith("pyspark.sql.connect.")
-    assert told["requests"] == found.requests
+    assert told["requests"] == planted_root.summary.requests
     for name in TABLES:
-        assert sorted_rows(root, name) == sorted_rows(found.root, name), name
+        assert sorted_rows(root, name) == sorted_rows(planted_root.root, name), name
 
 
 def sorted_rows(root: Path, name: str) -> list[str]:
@@ -202,16 +149,16 @@ def sorted_rows(root: Path, name: str) -> list[str]:
 
     return sorted(
         " ".join(f"{key}={text(value)}" for key, value in sorted(vars(row).items()))
-        for row in rows(root, name)
+        for row in committed.rows(root, name)
     )
 
 
-def test_each_request_is_there_once(found: Found) -> None:
-    requests = Counter((row.pair, row.service) for row in rows(found.root, "silver.requests"))
-    assert found.requests == requests.total()
-    for pair in ("everybody", "brokers", "calm"):
+def test_each_request_is_there_once(planted_root: PlantedRoot) -> None:
+    requests = Counter((row.pair, row.service) for row in planted_root.rows("silver.requests"))
+    assert planted_root.summary.requests == requests.total()
+    for pair in PAIRS:
         calls: Counter[str] = Counter()
-        for (service, _), count in found.truths[pair].calls.items():
+        for (service, _), count in planted_root.truths[pair].calls.items():
             calls[service] += count
         in_tables = {service: count for (of, service), count in requests.items() if of == pair}
         if pair == "brokers":
@@ -220,30 +167,27 @@ def test_each_request_is_there_once(found: Found) -> None:
         else:
             assert in_tables == calls
         assert sum(in_tables.values()) > 500
-        objectives = (row for row in rows(found.root, "gold.objectives") if row.pair == pair)
-        assert {row.service for row in objectives} == set(in_tables)
+        assert {row.service for row in planted_root.rows("gold.objectives", pair)} == set(in_tables)
 
 
-@pytest.mark.parametrize("pair", ["everybody", "brokers", "calm"])
-def test_every_incident_is_found_within_100_ms_and_no_other(found: Found, pair: str) -> None:
-    truth = found.truths[pair].incidents
+@pytest.mark.parametrize("pair", PAIRS)
+def test_every_incident_is_found_within_100_ms_and_no_other(planted_root: PlantedRoot, pair: str) -> None:
+    truth = planted_root.truths[pair].incidents
     overlaps = [
         one
-        for at, _ in found.truths[pair].overlaps
+        for at, _ in planted_root.truths[pair].overlaps
         for one in truth
         if one.kind == "partition" and one.began_at_us < at < (one.ended_at_us or 0)
     ]
-    # Their workers were so slow that for a moment none was at work: that is found, too.
-    told = Counter((one.kind, one.node, one.boot) for one in found.of(pair) if one.kind != "outage")
+    told = Counter((one.kind, one.node, one.boot) for one in incidents_of(planted_root, pair))
     assert told == Counter(
         [(one.kind, one.node, one.boot) for one in truth]
         + [("both-active", one.node, one.boot) for one in overlaps]
     )
-    assert len(found.of(pair)) - told.total() == (pair == "calm")
     for one in truth:
         (match,) = [
             this
-            for this in found.of(pair)
+            for this in incidents_of(planted_root, pair)
             if (this.kind, this.boot) == (one.kind, one.boot)
             and abs(this.began_at_us - one.began_at_us) < 100_000
         ]
@@ -262,14 +206,19 @@ def test_every_incident_is_found_within_100_ms_and_no_other(found: Found, pair: 
         assert match.detection_us is None or match.detection_us >= 0
 
 
-def test_an_incident_tells_what_its_clients_saw(found: Found) -> None:
-    moved = [one for one in found.of("everybody") if one.taken_over_at_us is not None and one.kind != "start"]
+def test_an_incident_tells_what_its_clients_saw(planted_root: PlantedRoot) -> None:
+    calls = calls_of(planted_root.simulated["everybody"])
+    moved = [
+        one
+        for one in incidents_of(planted_root, "everybody")
+        if one.taken_over_at_us is not None and one.kind != "start"
+    ]
     assert {one.kind for one in moved} == {"crash", "stop", "pause", "handover", "partition", "both-active"}
     for one in moved:
         until_us = one.recovered_at_us + 1_000_000
         near = [
             call
-            for call in found.calls
+            for call in calls
             if call.at >= one.began_at_us and call.at - call.total_us <= until_us and call.attempts > 1
         ]
         caught = [
@@ -282,12 +231,12 @@ def test_an_incident_tells_what_its_clients_saw(found: Found) -> None:
     assert sum(one.retried for one in moved) > 5
 
 
-def test_each_broken_promise_is_named_and_nothing_else(found: Found) -> None:
-    assert {one.kind for one in found.planted} == set(RULES)
-    for pair, truth in found.truths.items():
-        planted = found.planted if pair == "everybody" else []
+def test_each_broken_promise_is_named_and_nothing_else(planted_root: PlantedRoot) -> None:
+    assert {one.kind for one in planted_root.broken} == set(RULES)
+    for pair, truth in planted_root.truths.items():
+        planted = planted_root.broken if pair == "everybody" else []
         requests = {(one.rule, one.client, one.number) for one in planted}
-        told = found.violated(pair)
+        told = [one for one in planted_root.rows("gold.audit", pair) if one.verdict == "violated"]
         assert {(one.rule, one.client, one.number) for one in told if one.client} == requests
         seen = sorted((one.at_us, one.duration_us) for one in told if one.client is None)
         assert len(told) == len(requests) + len(truth.overlaps)
@@ -296,21 +245,28 @@ def test_each_broken_promise_is_named_and_nothing_else(found: Found) -> None:
             assert took_seen == pytest.approx(took, abs=2 * CLOCK_SKEW_US)
 
 
-def test_what_the_guarantees_allow_is_counted_and_what_nobody_can_tell_is_said(found: Found) -> None:
+def test_what_the_guarantees_allow_is_counted_and_what_nobody_can_tell_is_said(
+    planted_root: PlantedRoot,
+) -> None:
     def count(pair: str, rule: str, verdict: str) -> int:
         return sum(
-            one.count for one in found.audit if (one.pair, one.rule, one.verdict) == (pair, rule, verdict)
+            one.count
+            for one in planted_root.rows("gold.audit", pair)
+            if (one.rule, one.verdict) == (rule, verdict)
         )
 
     def ended(pair: str, *outcomes: str) -> int:
-        return sum(count for (_, outcome), count in found.truths[pair].calls.items() if outcome in outcomes)
+        return sum(
+            count for (_, outcome), count in planted_root.truths[pair].calls.items() if outcome in outcomes
+        )
 
     assert count("everybody", "executed-twice", "excused") > 0
     assert count("calm", "lost", "excused") == ended("calm", "timeout") > 0
-    assert not [one for one in found.audit if one.pair == "calm" and one.verdict != "excused"]
-    unseen = [one for one in found.audit if one.pair == "brokers" and "not in a client's journal" in one.text]
-    in_tables = [row for row in rows(found.root, "silver.requests") if row.pair == "brokers"]
+    assert {one.verdict for one in planted_root.rows("gold.audit", "calm")} == {"excused"}
+    of_brokers = planted_root.rows("gold.audit", "brokers")
+    unseen = [one for one in of_brokers if "not in a client's journal" in one.text]
+    in_tables = planted_root.rows("silver.requests", "brokers")
     assert sum(one.count for one in unseen) == len(in_tables) > 0
     assert count("brokers", "answered-twice", "violated") == 0
-    killed = [one.text for one in found.audit if one.pair == "brokers" and "ended without a word" in one.text]
+    killed = [one.text for one in of_brokers if "ended without a word" in one.text]
     assert len(killed) == 3

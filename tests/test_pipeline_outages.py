@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from bstar import records
-from support.journals import Run, frame
+from support.journals import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pyspark.sql import SparkSession
+    from support.planted_root import PlantedRoot
 
 pytestmark = pytest.mark.spark
 
@@ -117,39 +116,27 @@ def _both_killed() -> list[Run]:
 CASES = (_quiet, _slow, _away, _never_back, _sampled, _both_killed)
 
 
-@pytest.fixture(scope="module")
-def incidents(local: SparkSession) -> list[Any]:
-    from bstar_pipeline import silver
-    from bstar_pipeline.gold.incidents import incidents as found
-    from bstar_pipeline.pair_rows import frame_of
-    from bstar_pipeline.schema import table_schema
-
-    bronze = frame(local, [run for case in CASES for run in case()])
-    facts = silver.facts(bronze)
-    of_runs = silver.runs(facts)
-    runs = frame_of(local, of_runs, table_schema("silver.runs"))
-    requests = silver.requests(bronze, runs)
-    rows = found(bronze, runs, requests, silver.histories(facts, of_runs))
-    return sorted((SimpleNamespace(**row) for row in rows), key=lambda row: (row.pair, row.began_at_us))
+def planted() -> list[Run]:
+    """The journals of all cases."""
+    return [run for case in CASES for run in case()]
 
 
-def _of(incidents: list[Any], pair: str) -> list[Any]:
+def _of(root: PlantedRoot, pair: str) -> list[Any]:
     """What is beyond the pair's beginning and its end in good order."""
-    of_pair = [row for row in incidents if row.pair == pair]
-    began_us = min(row.began_at_us for row in of_pair)
-    return [row for row in of_pair if S < row.began_at_us - began_us < END - S]
+    of_pair = sorted(root.rows("gold.incidents", pair), key=lambda row: row.began_at_us)
+    return [row for row in of_pair if S < row.began_at_us - of_pair[0].began_at_us < END - S]
 
 
 @pytest.mark.parametrize("pair", ["quiet", "slow", "sampled"])
 def test_without_traffic_with_slow_handlers_and_in_samples_is_no_outage(
-    incidents: list[Any], pair: str
+    planted_root: PlantedRoot, pair: str
 ) -> None:
-    assert _of(incidents, pair) == []
+    assert _of(planted_root, pair) == []
 
 
-def test_workers_that_are_away_are_an_outage_although_no_role_moves(incidents: list[Any]) -> None:
-    (found,) = _of(incidents, "away")
-    start = min(row.began_at_us for row in incidents if row.pair == "away")
+def test_workers_that_are_away_are_an_outage_although_no_role_moves(planted_root: PlantedRoot) -> None:
+    (found,) = _of(planted_root, "away")
+    start = min(row.began_at_us for row in planted_root.rows("gold.incidents", "away"))
     assert (found.kind, found.node, found.successor) == ("outage", "primary", None)
     # From the first request that waits to the first answer; whoever tells how long says this.
     assert found.began_at_us - start == 70 * S
@@ -160,15 +147,15 @@ def test_workers_that_are_away_are_an_outage_although_no_role_moves(incidents: l
     )
 
 
-def test_an_outage_that_does_not_end_lasts_to_the_last_request(incidents: list[Any]) -> None:
-    (found,) = _of(incidents, "forever")
+def test_an_outage_that_does_not_end_lasts_to_the_last_request(planted_root: PlantedRoot) -> None:
+    (found,) = _of(planted_root, "forever")
     assert found.kind == "outage"
     assert (found.recovered_at_us, found.outage_us) == (None, 31 * S)
     assert found.cause.endswith("None was answered later in these journals.")
 
 
-def test_both_nodes_killed_is_one_incident(incidents: list[Any]) -> None:
-    (found,) = _of(incidents, "killed")
+def test_both_nodes_killed_is_one_incident(planted_root: PlantedRoot) -> None:
+    (found,) = _of(planted_root, "killed")
     assert (found.kind, found.node) == ("both-crash", "primary")
     assert "primary ended without a word" in found.cause
     assert "backup ended without a word" in found.cause

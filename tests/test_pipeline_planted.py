@@ -1,23 +1,22 @@
 """Planted scenarios: journals in which one thing is wrong, and what the audit tells of each.
 
-Each scenario is a pair of its own, and one run over all of them makes the audit.
+Each scenario is a pair of its own.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 from bstar import records
-from support import bronze_tables
-from support.journals import Run, frame, write
+from support import committed
+from support.journals import Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import Row, SparkSession
+    from support.planted_root import PlantedRoot
 
 pytestmark = pytest.mark.spark
 
@@ -263,31 +262,27 @@ PLANTED = {
 }
 
 
-@pytest.fixture(scope="module")
-def audited(local: SparkSession) -> list[Row]:
-    """The audit's findings of all scenarios."""
-    from bstar_pipeline import silver
-    from bstar_pipeline.gold.audit import audit
-    from bstar_pipeline.gold.nodes import process_findings
-    from bstar_pipeline.pair_rows import frame_of
-    from bstar_pipeline.schema import table_schema
+# A machine was restored from a snapshot: two files of one name, whose records differ from the sixth on.
+RESTORED = "restored"
 
-    runs = [run for pair, planted in PLANTED.items() for run in planted.plant(Cast(pair))]
-    bronze = frame(local, runs).persist()
 
-    facts = silver.facts(bronze)
-    of_runs = silver.runs(facts)
-    found = frame_of(local, of_runs, table_schema("silver.runs"))
-    processes = process_findings(facts, of_runs, silver.histories(facts, of_runs))
-    requests = silver.requests(bronze, found)
-    rows = audit(requests, found, [frame_of(local, processes, table_schema("gold.audit"))]).collect()
-    bronze.unpersist()
-    return rows
+def _restored() -> list[Run]:
+    runs = [Run("client-1", pair=RESTORED) for _ in range(2)]
+    for run, later_us in zip(runs, (0, S), strict=True):
+        run.start(0, source="client")
+        for number in range(1, 10):
+            run.call(number * S + (later_us if number > 4 else 0), "c1", number)
+    return runs
+
+
+def planted() -> list[Run]:
+    """The journals of all scenarios."""
+    return [*_restored(), *(run for pair, one in PLANTED.items() for run in one.plant(Cast(pair)))]
 
 
 @pytest.mark.parametrize("pair", PLANTED)
-def test_the_audit_tells_what_is_wrong_and_nothing_else(audited: list[Row], pair: str) -> None:
-    found = [row for row in audited if row.pair == pair and row.verdict != "excused"]
+def test_the_audit_tells_what_is_wrong_and_nothing_else(planted_root: PlantedRoot, pair: str) -> None:
+    found = [row for row in planted_root.rows("gold.audit", pair) if row.verdict != "excused"]
     what, _, wanted = PLANTED[pair]
     told = [(row.rule, row.verdict, row.text) for row in found]
     for rule, verdict, text in wanted:
@@ -295,22 +290,7 @@ def test_the_audit_tells_what_is_wrong_and_nothing_else(audited: list[Row], pair
     assert len(told) == len(wanted), (what, told)
 
 
-def test_records_of_a_restored_snapshot_are_no_copies(local: SparkSession, tmp_path: Path) -> None:
-    """The second machine goes on from the fifth record, with a journal of the same names and numbers."""
-    first, second = Run("client-1"), Run("client-1")
-    for run, later_us in ((first, 0), (second, S)):
-        run.start(0, source="client")
-        for number in range(1, 10):
-            run.call(number * S + (later_us if number > 4 else 0), "c1", number)
-    for folder, run in (("here", first), ("there", second)):
-        write(tmp_path / folder / run.name(), run.lines())
-    # A copy that was taken while the file was written is one.
-    whole = Run("client-2")
-    for number in range(1, 6):
-        whole.call(number * S, "c2", number)
-    write(tmp_path / "here" / whole.name(), whole.lines())
-    write(tmp_path / "there" / whole.name(suffix=".ndjson.open"), whole.lines()[:3])
-    read = bronze_tables.read(local, [str(tmp_path)])
-    counts = {row.node: row["count"] for row in read.records.groupBy("node").count().collect()}
-    assert counts == {"client-1": 10 + 5, "client-2": 5}
-    assert sorted(row.state for row in read.files.collect()) == ["duplicate", "open", "open", "open"]
+def test_records_of_a_restored_snapshot_are_no_copies(planted_root: PlantedRoot) -> None:
+    """A copy that was taken while a file was written is one: test_pipeline_bronze.py has some."""
+    assert len(committed.rows(planted_root.root, "bronze.records", f"pair = '{RESTORED}'")) == 10 + 5
+    assert [row.state for row in planted_root.rows("bronze.files", RESTORED)] == ["open", "open"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -10,17 +10,20 @@ from bstar import records
 from support.journals import AT_US, Run, frame
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import SparkSession
+
+    from support.planted_root import PlantedRoot
 
 pytestmark = pytest.mark.spark
 
 S = 1_000_000
 HOUR_US = 3_600 * S
+PAIR = "silver"
 
 
 def _nodes() -> list[Run]:
     """The primary serves, is away for two seconds, serves in a higher epoch, is killed and comes back."""
-    first = Run("primary", boot="a1" * 16)
+    first = Run("primary", pair=PAIR, boot="a1" * 16)
     first.start(0, epoch=0)
     first.state(1 * S, "PRIMARY", "ACTIVE", "PEER_BACKUP")
     first.add(records.Activated, 1 * S + 3, epoch=1, text="The backup waits.")
@@ -39,10 +42,12 @@ def _nodes() -> list[Run]:
     first.add(records.Pulse, 20 * S, state="ACTIVE", epoch=3, workers=1, queued=0, in_flight=0)
     # One of its records was lost on the way.
     del first.records[4]
-    second = Run("primary", boot="a2" * 16)
+    second = Run("primary", pair=PAIR, boot="a2" * 16)
     second.start(30 * S, epoch=3)
     second.add(records.Stopped, 40 * S, reason="SIGTERM")
-    other = Run("backup", boot="b1" * 16, machine="machine-2", at_us=AT_US + 7, mono_us=99 * HOUR_US)
+    other = Run(
+        "backup", pair=PAIR, boot="b1" * 16, machine="silver-2", at_us=AT_US + 7, mono_us=99 * HOUR_US
+    )
     other.start(0)
     other.state(1 * S, "BACKUP", "PASSIVE", "PEER_ACTIVE")
     other.add(records.PeerLost, 23 * S, reason="silent", silent_us=3 * S)
@@ -58,14 +63,14 @@ def _nodes() -> list[Run]:
 
 def _others() -> list[Run]:
     """A client that began before the input does, and a worker of its machine, whose clock was right."""
-    client = Run("client-1", boot="c1" * 16, machine="machine-3", mono_us=50)
+    client = Run("client-1", pair=PAIR, boot="c1" * 16, machine="silver-3", mono_us=50)
     client.start(0, source="client", sample=0.5)
     client.call(
         4 * S + 100, "c-full", 1, total_us=1_100, bytes_in=10, bytes_out=20, reply_crc=7, endpoint="e"
     )
     client.call(25 * S + 100, "c-moved", 1, attempts=2, reply_crc=8, step_us=-HOUR_US)
     client.call(27 * S, "c-alone", 1, "no-active", total_us=2 * S, busy=3, step_us=-HOUR_US)
-    worker = Run("worker-1", boot="d1" * 16, machine="machine-3", mono_us=50)
+    worker = Run("worker-1", pair=PAIR, boot="d1" * 16, machine="silver-3", mono_us=50)
     worker.start(0, source="worker", service="echo")
     worker.execution(4 * S - 100, "c-full", 1, reply_crc=7)
     worker.execution(5 * S - 100, "c-moved", 1, reply_crc=8)
@@ -73,53 +78,39 @@ def _others() -> list[Run]:
     worker.execution(6 * S, "c-twice", 1, reply_crc=2)
     worker.execution(26 * S, "c-twice", 1, reply_crc=1)
     worker.execution(28 * S, "c-hidden", 1)
-    unknown = Run("client-2", boot="c2" * 16, machine="machine-4")
+    unknown = Run("client-2", pair=PAIR, boot="c2" * 16, machine="silver-4")
     unknown.call(29 * S, "c-late", 1)
     return [client, worker, unknown]
 
 
-@pytest.fixture(scope="module")
-def silver(local: SparkSession) -> dict[str, list[Row]]:
-    """Each table once."""
-    from bstar_pipeline import silver as module
-    from bstar_pipeline.pair_rows import frame_of
-    from bstar_pipeline.schema import table_schema
-
-    bronze = frame(local, [*_nodes(), *_others()])
-    facts = module.facts(bronze)
-    rows = module.runs(facts)
-    runs = frame_of(local, rows, table_schema("silver.runs"))
-    states = frame_of(local, module.states(module.histories(facts, rows)), table_schema("silver.states"))
-    return {
-        "runs": runs.collect(),
-        "states": states.orderBy("node", "since_at_us").collect(),
-        "requests": module.requests(bronze, runs).collect(),
-    }
+def planted() -> list[Run]:
+    """All journals."""
+    return [*_nodes(), *_others()]
 
 
 @pytest.fixture(scope="module")
-def runs(silver: dict[str, list[Row]]) -> dict[str, Row]:
-    return {row.boot[:2]: row for row in silver["runs"]}
+def runs(planted_root: PlantedRoot) -> dict[str, Any]:
+    return {row.boot[:2]: row for row in planted_root.rows("silver.runs", PAIR)}
 
 
 @pytest.fixture(scope="module")
-def requests(silver: dict[str, list[Row]]) -> dict[str, Row]:
-    return {row.client: row for row in silver["requests"]}
+def requests(planted_root: PlantedRoot) -> dict[str, Any]:
+    return {row.client: row for row in planted_root.rows("silver.requests", PAIR)}
 
 
-def test_a_step_of_the_wall_clock_moves_nothing_on_the_timeline(runs: dict[str, Row]) -> None:
+def test_a_step_of_the_wall_clock_moves_nothing_on_the_timeline(runs: dict[str, Any]) -> None:
     assert runs["a1"].offset_us == AT_US - 5 * S
     assert (runs["a1"].started_at_us, runs["a1"].last_at_us) == (AT_US, AT_US + 20 * S)
     assert runs["b1"].offset_us == AT_US + 7 - 99 * HOUR_US
 
 
-def test_processes_of_one_machine_share_a_clock(runs: dict[str, Row]) -> None:
+def test_processes_of_one_machine_share_a_clock(runs: dict[str, Any]) -> None:
     # By itself the client would be as wrong as half of its records are.
     assert runs["c1"].offset_us == runs["d1"].offset_us == AT_US - 50
     assert runs["a1"].offset_us == runs["a2"].offset_us
 
 
-def test_a_run_says_what_is_missing_of_it(runs: dict[str, Row]) -> None:
+def test_a_run_says_what_is_missing_of_it(runs: dict[str, Any]) -> None:
     assert {boot: (row.missing, row.dropped, row.is_clean, row.is_sampled) for boot, row in runs.items()} == {
         "a1": (1, 0, False, False),
         "a2": (0, 0, True, False),
@@ -131,14 +122,16 @@ def test_a_run_says_what_is_missing_of_it(runs: dict[str, Row]) -> None:
     assert runs["a1"].records == len(_nodes()[0].records)
 
 
-def test_a_run_without_its_first_record_is_what_it_did(runs: dict[str, Row]) -> None:
+def test_a_run_without_its_first_record_is_what_it_did(runs: dict[str, Any]) -> None:
     assert {boot: row.source for boot, row in runs.items()} == {
         "a1": "broker", "a2": "broker", "b1": "broker", "c1": "client", "d1": "worker", "c2": "client",
     }  # fmt: skip
     assert (runs["c2"].machine, runs["d1"].service) == (None, "echo")
 
 
-def test_states_follow_each_other_and_a_pause_is_cut_out(silver: dict[str, list[Row]]) -> None:
+def test_states_follow_each_other_and_a_pause_is_cut_out(planted_root: PlantedRoot) -> None:
+    states = planted_root.rows("silver.states", PAIR)
+    states.sort(key=lambda row: (row.node, row.since_at_us))
     found = [
         (
             row.boot[:2],
@@ -150,7 +143,7 @@ def test_states_follow_each_other_and_a_pause_is_cut_out(silver: dict[str, list[
             row.event,
             row.ended_by,
         )
-        for row in silver["states"]
+        for row in states
     ]
     ahead = 7 / S
     assert found == [
@@ -164,13 +157,13 @@ def test_states_follow_each_other_and_a_pause_is_cut_out(silver: dict[str, list[
         ("a1", "ACTIVE", True, 3, 14, 20, "EPOCH", "kill"),
         ("a2", "PRIMARY", False, 3, 30, 40, "START", "stop"),
     ]
-    texts = {row.event: row.text for row in silver["states"]}
+    texts = {row.event: row.text for row in states}
     assert texts["PEER_BACKUP"] == "PEER_BACKUP: ACTIVE"
     assert texts["STALL"] == "The process was away."
     assert texts["EPOCH"] == "The peer knew a higher one."
 
 
-def test_a_request_is_one_row_of_what_node_client_and_worker_say(requests: dict[str, Row]) -> None:
+def test_a_request_is_one_row_of_what_node_client_and_worker_say(requests: dict[str, Any]) -> None:
     row = requests["c-full"]
     assert (row.evidence, row.node, row.outcome, row.call_outcome) == (7, "primary", "answered", "answered")
     assert (row.accepted_at_us, row.ended_at_us) == (AT_US + 4 * S - 900, AT_US + 4 * S + 100)
@@ -180,7 +173,7 @@ def test_a_request_is_one_row_of_what_node_client_and_worker_say(requests: dict[
     assert (row.is_idempotent, row.is_repeated, row.weight, str(row.day)) == (True, False, 1.0, "2026-11-02")
 
 
-def test_a_request_that_moved_to_the_other_node_is_one_request(requests: dict[str, Row]) -> None:
+def test_a_request_that_moved_to_the_other_node_is_one_request(requests: dict[str, Any]) -> None:
     row = requests["c-moved"]
     assert (row.node, row.worker, row.outcome, row.evidence) == ("backup", "0c", "answered", 7)
     assert (row.node_records, row.answers, row.returned, row.deliveries, row.attempts) == (3, 1, 1, 3, 2)
@@ -188,7 +181,7 @@ def test_a_request_that_moved_to_the_other_node_is_one_request(requests: dict[st
     assert row.accepted_at_us == AT_US + 5 * S - 2_000
 
 
-def test_what_was_answered_and_executed_twice_without_a_mark_shows(requests: dict[str, Row]) -> None:
+def test_what_was_answered_and_executed_twice_without_a_mark_shows(requests: dict[str, Any]) -> None:
     row = requests["c-twice"]
     assert (row.node_records, row.answers, row.executions, row.unmarked) == (2, 2, 2, 1)
     assert (row.execution_crcs, row.reply_crc, row.call_outcome, row.evidence) == ([1, 2], None, None, 5)
@@ -196,7 +189,7 @@ def test_what_was_answered_and_executed_twice_without_a_mark_shows(requests: dic
     assert row.node == "primary"
 
 
-def test_who_alone_recorded_a_request_is_believed(requests: dict[str, Row]) -> None:
+def test_who_alone_recorded_a_request_is_believed(requests: dict[str, Any]) -> None:
     told, hidden = requests["c-alone"], requests["c-hidden"]
     assert (told.evidence, told.outcome, told.busy, told.node, told.answers) == (2, "no-active", 3, None, 0)
     assert (told.accepted_at_us, told.ended_at_us) == (AT_US + 25 * S, AT_US + 27 * S)
@@ -204,8 +197,8 @@ def test_who_alone_recorded_a_request_is_believed(requests: dict[str, Row]) -> N
     assert (hidden.accepted_at_us, hidden.execution_crcs) == (AT_US + 28 * S - 500, [])
 
 
-def test_requests_without_an_identity_are_not_taken_for_each_other(silver: dict[str, list[Row]]) -> None:
-    rows = [row for row in silver["requests"] if row.client == "mdp-0a"]
+def test_requests_without_an_identity_are_not_taken_for_each_other(planted_root: PlantedRoot) -> None:
+    rows = [row for row in planted_root.rows("silver.requests", PAIR) if row.client == "mdp-0a"]
     assert [(row.node_records, row.answers) for row in rows] == [(1, 1), (1, 1)]
 
 

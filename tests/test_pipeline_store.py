@@ -174,6 +174,23 @@ def test_storage_that_only_spark_knows_keeps_the_same_promises(spark: SparkSessi
         found.settle([])
 
 
+def test_a_path_without_journals_is_an_error_that_says_what_to_do(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    from bstar_pipeline.inputs import open_inputs
+
+    full, *others = (str(tmp_path / name) for name in ("full", "empty", "nowhere", "*.gz"))
+    write(tmp_path / "full" / Run("primary").name(), [])
+    (tmp_path / "empty").mkdir()
+    for path, what in zip(others, ("holds no file", "does not exist", "does not exist"), strict=True):
+        with pytest.raises(ConfigurationError, match=what) as caught:
+            open_inputs(session, [full, path])
+        assert path in str(caught.value)
+        assert "journal.directory" in str(caught.value)
+    with pytest.raises(ConfigurationError, match="at least one"):
+        open_inputs(session, [])
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("when", ["listed", "opened"])
 def test_a_run_reads_files_that_their_writers_seal_meanwhile(

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import datetime as dt
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pytest
 
 from bstar_cli import exits
 from bstar_cli.main import main
-from support import committed, plain_reading, scenes
+from support import plain_reading, scenes
 from support.journals import AT_US, write
+
+if TYPE_CHECKING:
+    from support.planted_root import PlantedRoot
 
 pytestmark = [pytest.mark.spark, pytest.mark.loopback]
 
@@ -36,30 +37,12 @@ def plant(folder: Path) -> Path:
     return folder
 
 
-class Tables:
-    """The tables below a root, by pair."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def rows(self, name: str, pair: str) -> list[Any]:
-        found = duckdb.execute(f"FROM {committed.files(self.root, name)} WHERE pair = ?", [pair])
-        columns = [column[0] for column in found.description or ()]
-        return [SimpleNamespace(**dict(zip(columns, row, strict=True))) for row in found.fetchall()]
+Told = tuple["PlantedRoot", dict[str, plain_reading.Reading]]
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tables, dict[str, plain_reading.Reading]]:
-    from bstar_pipeline import job
-    from bstar_pipeline.engine import local_session
-
-    folder, root = plant(tmp_path_factory.mktemp("journals")), tmp_path_factory.mktemp("tables")
-    with local_session("bstar tests") as session:
-        job.run(session, [str(folder)], str(root))
-    return Tables(root), plain_reading.read(folder)
-
-
-Told = tuple[Tables, dict[str, plain_reading.Reading]]
+def told(planted_root: PlantedRoot) -> Told:
+    return planted_root, plain_reading.read(planted_root.scenes)
 
 
 def incidents(told: Told, pair: str) -> list[Any]:

@@ -238,8 +238,11 @@ class SimClient(LinkOwner):
         call = issued.call
         self._open[call.pair] -= 1
         self._watchers[call.pair].call_left(issued)
-        self._do(self.core.abandon(call, self.clock()))
+        self._abandon(call)
         self.arrange()
+
+    def _abandon(self, call: Call) -> None:
+        self._do(self.core.abandon(call, self.clock()))
 
     # --- the loop -----------------------------------------------------------------------------------------
 

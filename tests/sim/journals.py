@@ -360,6 +360,12 @@ class KeepingClient(Keeper, SimClient):
             call.bytes_in = sum(map(len, call.body))
         return call
 
+    def _abandon(self, call: Call) -> None:
+        self.record.calls[call.service.decode(), "abandoned"] += 1
+        if self.calls is not None:
+            self.calls.abandoned(call)
+        super()._abandon(call)
+
     def _do(self, outputs: Sequence[Output]) -> None:
         for output in outputs:
             if isinstance(output, Deliver):

@@ -1,6 +1,7 @@
 """Which tests share a process, and which begin first, under pytest-xdist (``make test``, ``make chaos``).
 
-The tests of a file stay in one process and share its fixtures. Those that need Spark share two sessions.
+The tests of a file stay in one process and share its fixtures. So do those of files that ask for the same
+tables, and those that ask for a session of Spark: there is one of each.
 Each chaos test is a run of its own, wherever it runs. The order is about time alone: what is long and begins
 last keeps one process busy while the others wait.
 """
@@ -16,21 +17,27 @@ from xdist.scheduler import LoadFileScheduling
 if TYPE_CHECKING:
     from xdist.remote import Producer
 
-# Files that share a session, each list about as long as the other.
+# Files that share what takes long to make: the tables of support.planted_root, and the session of Spark.
 _SESSIONS = (
-    ("pipeline_job", "pipeline_report_tables", "calls", "pipeline_sketch", "pipeline_store"),
     (
-        "pipeline_watch",
-        "pipeline_bronze",
-        "pipeline_capacity",
-        "pipeline_objectives",
+        "pipeline_incidents",
+        "pipeline_truth",
+        "pipeline_planted",
+        "pipeline_durables",
+        "pipeline_outages",
+        "pipeline_clocks",
         "pipeline_silver",
-        "pipeline_session",
+        "pipeline_bronze",
     ),
+    ("calls", "pipeline_store", "pipeline_plans", "pipeline_sketch", "pipeline_session"),
 )
 # The longest of the others, the longest first.
 _LONG = (
     "pipeline_cluster",
+    "pipeline_kill",
+    "pipeline_job",
+    "pipeline_watch",
+    "pipeline_report_tables",
     "pair_scenarios",
     "store_sim",
     "sim",
@@ -43,7 +50,6 @@ _LONG = (
     "cli_streams",
     "promote",
     "arbiter_process",
-    "pipeline_incidents",
     "cli",
     "state_publisher",
     "bench",
