@@ -112,7 +112,7 @@ def test_frames_headers_and_time_reach_the_handler(stage: Stage) -> None:
 def test_a_service_that_nobody_offers_is_a_timeout_that_was_not_executed(stage: Stage) -> None:
     with stage.enter({}):
         with pytest.raises(CallTimeoutError, match='no worker offers service "nobody"') as caught:
-            stage.client.request("nobody", b"", timeout=5)
+            stage.client.request("nobody", b"", timeout=10)
         assert not caught.value.may_have_executed
 
 
