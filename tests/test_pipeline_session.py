@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bstar.errors import ConfigurationError
-from bstar_pipeline import console, memory, session
+from bstar_pipeline import amounts, console, session
 from bstar_pipeline.session import find_java
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def test_a_driver_gets_half_of_what_the_container_has_within_bounds(
     file = tmp_path / "memory.max"
     if limit is not None:
         file.write_text(limit + "\n")
-    monkeypatch.setattr(memory, "_LIMITS", (file,))
+    monkeypatch.setattr(amounts, "_LIMITS", (file,))
     monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": (32 << 30) // 4096}.__getitem__)
     assert session._driver_memory() == share
 
