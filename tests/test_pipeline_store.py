@@ -191,60 +191,73 @@ def test_a_path_without_journals_is_an_error_that_says_what_to_do(
         open_inputs(session, [])
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("when", ["listed", "opened"])
+class _LivePair:
+    """Journals of a pair at work, in open files, beside an old one of the same records."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._node, self._client = (
+            Run(node, pair=name, boot=f"{name}-{node}".encode().hex()[:32]) for node in ("primary", "client")
+        )
+        self._node.start()
+        self._client.start(source="client")
+        for number in range(3):
+            self._node.request(100_000 * (1 + number), "c", number)
+            self._client.call(100_000 * (1 + number) + 100, "c", number)
+        for run in (self._node, self._client):
+            closed(run, 1_000_000)
+            write(folder / run.name(suffix=".ndjson.open"), run.lines())
+        old_name = Run("backup", pair=name).name(suffix=".ndjson.gz")
+        self.old = write(folder / old_name, self._node.lines())
+        self.sealed = {self._node.name(), self._client.name(suffix=".ndjson.gz"), old_name}
+
+    def seal(self) -> None:
+        """What writers do: one renames its file, and one packs it."""
+        opened = self._folder / self._node.name(suffix=".ndjson.open")
+        if opened.exists():
+            opened.rename(self._folder / self._node.name())
+            write(self._folder / self._client.name(suffix=".ndjson.gz"), self._client.lines())
+            (self._folder / self._client.name(suffix=".ndjson.open")).unlink()
+
+
+@pytest.mark.timeout(1_800)
 def test_a_run_reads_files_that_their_writers_seal_meanwhile(
-    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One pair seals after its files were listed, and removes an old one; another after they were opened."""
     from bstar_pipeline import commits, inputs, job
 
-    folder, root = tmp_path / "of a live pair", tmp_path / "tables"
-    primary, client = Run("primary"), Run("client")
-    primary.start()
-    client.start(source="client")
-    for number in range(3):
-        primary.request(100_000 * (1 + number), "c", number)
-        client.call(100_000 * (1 + number) + 100, "c", number)
-    for run in (primary, client):
-        closed(run, 1_000_000)
-        write(folder / run.name(suffix=".ndjson.open"), run.lines())
-    old = write(folder / Run("backup").name(suffix=".ndjson.gz"), primary.lines())
-
-    def seal() -> None:
-        """What writers do: one renames its file, one packs it, and one removes an old file."""
-        opened = folder / primary.name(suffix=".ndjson.open")
-        if opened.exists():
-            opened.rename(folder / primary.name())
-            write(folder / client.name(suffix=".ndjson.gz"), client.lines())
-            (folder / client.name(suffix=".ndjson.open")).unlink()
-            if when == "listed":
-                old.unlink()
+    folder, root = tmp_path / "of live pairs", tmp_path / "tables"
+    listed, opened = _LivePair(folder, "listed"), _LivePair(folder, "opened")
+    attempts: list[list[str]] = []
 
     class Live:
         def __init__(self, inputs: Inputs) -> None:
             self._inputs, self.files, self.unpacked = inputs, inputs.files, inputs.unpacked
 
         def typed(self, files: list[str]) -> DataFrame:
-            if when == "listed":
-                seal()
+            attempts.append(files)
+            listed.seal()
+            listed.old.unlink(missing_ok=True)
             rows = self._inputs.typed(files)
-            seal()
+            opened.seal()
             return rows
 
     monkeypatch.setattr(job, "open_inputs", lambda *given: Live(inputs.open_inputs(*given)))
     first = job.run(session, [str(folder)], str(root))
     # A start, three requests and the end of each process, whatever was sealed.
-    assert (first.records, first.requests, first.findings.get("violated", 0)) == (10, 3, 0)
+    assert (first.records, first.requests, first.findings.get("violated", 0)) == (20, 6, 0)
     assert first.rejected == {}
+    assert len(attempts) == 2
     again = job.run(session, [str(folder)], str(root))
-    assert (again.records, again.requests) == (10, 3)
+    assert (again.records, again.requests) == (20, 6)
     third = job.run(session, [str(folder)], str(root))
     assert third.read == 0
     # The copies of open files went with the commit.
     tables = commits.open_snapshot(commits.Folder(root), str(root))
     assert not [path for path in commits.Folder(root).files(commits.RUNS) if "/open/" in path]
     names = {Path(row.file).name for row in _read(session, tables, "bronze.records")}
-    assert names <= {primary.name(), client.name(suffix=".ndjson.gz"), old.name}
+    assert names <= listed.sealed | opened.sealed
 
 
 def _read(session: SparkSession, tables: Snapshot, name: str) -> list[Row]:
