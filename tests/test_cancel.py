@@ -275,6 +275,25 @@ def test_a_stream_that_is_left_ends_its_handler(pair: Pair) -> None:
 
 
 @pytest.mark.loopback
+def test_a_handler_that_yields_for_ever_ends_with_its_reader(pair: Pair) -> None:
+    ended: queue.Queue[bool] = queue.Queue()
+
+    def count(request: Request) -> Iterator[bytes]:
+        try:
+            while True:
+                yield b"more"
+                threading.Event().wait(0.01)
+        finally:
+            ended.put(request.is_cancelled)
+
+    with Worker(pair.endpoints, "endless", count), HAClient(pair.endpoints) as client:
+        for part in client.stream("endless", b""):
+            assert part.body == b"more"
+            break
+        assert ended.get(timeout=LIMIT_S)
+
+
+@pytest.mark.loopback
 def test_a_task_that_is_cancelled_cancels_the_handlers_task(pair: Pair) -> None:
     async def scene() -> None:
         begun, ended = asyncio.Event(), asyncio.Event()

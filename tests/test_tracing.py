@@ -28,7 +28,7 @@ from bstar_client import (
     WorkerHooks,
     tracing,
 )
-from bstar_testing import Pair, pair
+from bstar_testing import Pair, pair, wait_until
 
 pytestmark = pytest.mark.loopback
 
@@ -171,6 +171,26 @@ def test_a_declined_request_is_no_error_in_either_span(nodes: Pair, collector: C
         assert attribute(span, "bstar.declined") == "no-such-sku"
         assert attribute(span, "error.type") is None
         assert span.status.status_code is not trace.StatusCode.ERROR
+
+
+def test_a_cancelled_request_ends_its_span_without_an_error(nodes: Pair, collector: Collector) -> None:
+    begun = threading.Event()
+
+    def stop(request: Request) -> bytes:
+        left = threading.Event()
+        request.on_cancel(left.set)
+        begun.set()
+        left.wait(WAIT_S)
+        raise InterruptedError("stopped")
+
+    with worker(nodes, collector, "left", stop), client(nodes, collector) as asking:
+        call = asking.begin("left", b"")
+        assert begun.wait(WAIT_S)
+        call.cancel()
+        wait_until(lambda: collector.named("process left"), "the handler's span ends", limit_s=WAIT_S)
+    [process] = collector.named("process left")
+    assert attribute(process, "bstar.cancelled") is True
+    assert process.status.status_code is not trace.StatusCode.ERROR
 
 
 def test_calls_of_a_map_are_spans_of_their_own_and_keep_their_headers(

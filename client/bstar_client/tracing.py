@@ -45,6 +45,7 @@ __all__ = ["SpanHooks", "TraceFilter", "instrument"]
 
 _SYSTEM = "bstar"
 _DECLINED = "bstar.declined"
+_CANCELLED = "bstar.cancelled"
 
 
 class TracedClient(Protocol):
@@ -189,6 +190,14 @@ class SpanHooks(WorkerHooks):
             self._hooks.request_failed(worker, request, error)
         finally:
             self._end(request, error)
+
+    def request_cancelled(self, worker: Any, request: Request, error: BaseException) -> None:
+        """End the handler's span, which says so. It is no error: its caller gave it up."""
+        try:
+            self._hooks.request_cancelled(worker, request, error)
+        finally:
+            self._open[id(request)][0].set_attribute(_CANCELLED, True)
+            self._end(request, None)
 
     def _end(self, request: Request, error: BaseException | None) -> None:
         span, token = self._open.pop(id(request))

@@ -113,7 +113,7 @@ class Executor:
                     result: Body | None = end.value
                     return result
                 body = to_reply(part, self._reply_bytes_max)
-                if not self._outbox.wait_for_room(job):
+                if job.cancelled_at is not None or not self._outbox.wait_for_room(job):
                     return None  # nobody waits for the rest
                 self._outbox.post((job, body, "partial"))
         finally:

@@ -226,7 +226,9 @@ class Dispatcher(ABC):
     def failed(self, job: Job, request: Request, error: BaseException) -> Result:
         """Report the handler's exception. After a cancel it is no failure of the service."""
         if job.cancelled_at is not None:
-            return job, report_cancelled(self.settings.service, job, error), "cancelled"
+            told = report_cancelled(self.settings.service, job, error)
+            self.call_hook(self.settings.hooks.request_cancelled, request, error)
+            return job, told, "cancelled"
         if (declined := frames_of(error)) is not None:
             report_declined(self.settings.service, job, error)
             self.call_hook(self.settings.hooks.request_declined, request, error)

@@ -167,6 +167,9 @@ class WorkerHooks:
     def request_declined(self, worker: Any, request: Request, declined: Declined) -> None:
         """The handler declined the request: it is answered, and has not failed."""
 
+    def request_cancelled(self, worker: Any, request: Request, error: BaseException) -> None:
+        """The handler raised ``error`` after its request was cancelled: nobody waits for it."""
+
     def request_replayed(self, worker: Any, request: Request) -> None:
         """A repetition got the kept reply (``dedupe``) and was not executed."""
 
