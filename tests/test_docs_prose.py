@@ -16,6 +16,7 @@ PAGES = sorted(
         *(ROOT / "docs").rglob("*.md"),
         ROOT / "benchmarks" / "README.md",
         ROOT / "chaos-tests" / "README.md",
+        *(ROOT / "examples").rglob("*.md"),
     ]
 )
 ROOMS = [

@@ -1,0 +1,75 @@
+"""A web API in front of a service: one HTTP status for each outcome of a call.
+
+    uvicorn api:api
+
+The header ``Request-Timeout`` says how many seconds its caller waits; the call has the same deadline. On
+SIGTERM uvicorn finishes the requests that it has, and then the lifespan closes the client.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+from fastapi import Depends, FastAPI, Header, Request
+from fastapi.responses import JSONResponse
+
+from bstar_client import AsyncHAClient, CallError, DeclinedError, HandlerError, RejectedError
+from parcels import Label, Parcel, Quote
+
+NODES = os.environ.get("BSTAR_ENDPOINTS", "tcp://127.0.0.1:5001,tcp://127.0.0.1:5002")
+# What the service declines; its other codes are conflicts.
+STATUSES = {"bad-body": 422, "no-such-country": 404}
+
+
+@asynccontextmanager
+async def lifespan(served: FastAPI) -> AsyncIterator[None]:
+    """One client for the whole process."""
+    async with AsyncHAClient(NODES) as client:
+        served.state.client = client
+        yield
+
+
+api = FastAPI(title="Parcels", lifespan=lifespan)
+
+
+async def client_of(request: Request) -> AsyncHAClient:
+    """The client of the process."""
+    client: AsyncHAClient = request.app.state.client
+    return client
+
+
+Client = Annotated[AsyncHAClient, Depends(client_of)]
+Patience = Annotated[float, Header(alias="Request-Timeout", gt=0, le=30)]
+Key = Annotated[str, Header(alias="Idempotency-Key", min_length=1, max_length=200)]
+
+
+@api.post("/quotes")
+async def quotes(parcel: Parcel, client: Client, patience: Patience = 5.0) -> Quote:
+    """What a parcel costs."""
+    return await client.request("parcel.quote", parcel, reply=Quote, timeout=patience)
+
+
+@api.post("/labels")
+async def labels(parcel: Parcel, client: Client, key: Key, patience: Patience = 5.0) -> Label:
+    """A label. After a 503 or 504, ask again with the same Idempotency-Key: it is the same label."""
+    return await client.request("parcel.label", parcel, reply=Label, timeout=patience, key=key)
+
+
+@api.exception_handler(CallError)
+async def failed(request: Request, error: Exception) -> JSONResponse:
+    """The answer to a call without a reply."""
+    assert isinstance(error, CallError)
+    body = {"text": str(error), "may_have_executed": error.may_have_executed}
+    match error:
+        case DeclinedError():
+            declined = {"code": error.code, "text": error.text, "data": error.data}
+            return JSONResponse(declined, STATUSES.get(error.code, 409))
+        case HandlerError():
+            return JSONResponse(body, 502)
+        case RejectedError():  # it breaks a rule, such as another body under a key in use
+            return JSONResponse(body, 400)
+        case _ if error.may_have_executed:
+            return JSONResponse(body, 504)
+        case _:  # busy, no active node, no worker in time: not executed
+            return JSONResponse(body, 503, {"Retry-After": "1"})
