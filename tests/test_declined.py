@@ -103,23 +103,25 @@ def test_a_long_text_is_cut_and_keeps_its_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error"),
+    ("arguments", "error", "text"),
     [
-        (("",), LocalProtocolError),
-        (("a b",), LocalProtocolError),
-        (("a:",), LocalProtocolError),
-        (("a" * 65,), LocalProtocolError),
-        (("a\n",), LocalProtocolError),
-        ((b"a",), TypeError),
-        (("a", 5), TypeError),
-        (("a", "b", object()), TypeError),
-        (("a", "b", "x" * 65_536), LocalProtocolError),
+        *(
+            ((code,), LocalProtocolError, "a code of Declined is 1 to 64 letters")
+            for code in ("", "a b", "a:", "a" * 65, "a\n")
+        ),
+        ((5,), TypeError, "the code of Declined is a text, not int"),
+        ((b"a",), TypeError, "the code of Declined is a text, not bytes"),
+        (("a", 5), TypeError, "the text of Declined is a text, not int"),
+        (("a", "b", object()), TypeError, "the data of Declined is what JSON can hold: .*object"),
+        (("a", "b", {"a": object()}), TypeError, "the data of Declined is what JSON can hold: .*object"),
+        (("a", "b", "\ud800"), TypeError, "the data of Declined is what JSON can hold: .*surrogates"),
+        (("a", "b", "x" * 65_536), LocalProtocolError, "the data of Declined has more than"),
     ],
 )
 def test_what_cannot_be_sent_is_an_error_where_it_is_raised(
-    arguments: tuple[Any, ...], error: type[Exception]
+    arguments: tuple[Any, ...], error: type[Exception], text: str
 ) -> None:
-    with pytest.raises(error):
+    with pytest.raises(error, match=text):
         Declined(*arguments)
 
 

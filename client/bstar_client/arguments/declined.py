@@ -19,6 +19,9 @@ class Declined(Exception):  # noqa: N818 - an answer, not an error of the servic
 
     def __init__(self, code: str, text: str = "", data: object = None) -> None:
         super().__init__(code, text)
+        for name, value in (("code", code), ("text", text)):
+            if not isinstance(value, str):
+                raise TypeError(f"the {name} of Declined is a text, not {type(value).__name__}")
         if CODE.fullmatch(code) is None:
             raise LocalProtocolError(
                 f"a code of Declined is 1 to 64 letters, digits, '.', '_' and '-', not {code!r}"
@@ -26,12 +29,19 @@ class Declined(Exception):  # noqa: N818 - an answer, not an error of the servic
         self.code = code
         self.text = text
         self.data = data
-        self._frames = declined_text(code, text), b"" if data is None else msgspec.json.encode(data)
+        self._frames = declined_text(code, text), b"" if data is None else _encode(data)
         if len(self._frames[1]) > DECLINED_DATA_BYTES_MAX:
             raise LocalProtocolError(f"the data of Declined has more than {DECLINED_DATA_BYTES_MAX} octets")
 
     def __str__(self) -> str:
         return f"{self.code}: {self.text}" if self.text else self.code
+
+
+def _encode(data: object) -> bytes:
+    try:
+        return msgspec.json.encode(data)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"the data of Declined is what JSON can hold: {error}") from error
 
 
 def frames_of(error: BaseException) -> tuple[bytes, bytes] | None:
