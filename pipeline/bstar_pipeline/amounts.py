@@ -22,6 +22,14 @@ _PACKED = 15
 # A container's limit, of cgroups version 2 and 1; "max" or a huge number if there is none.
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
+JVM = (
+    "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
+    "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
+)
+"""How Java runs a driver that is started here. It optimizes what is called ten times as often as it asks for
+by itself: of a job of 314,000 records its optimizing compiler took 120 of 235 CPU seconds.
+"""
+
 SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SMALL = {
     # What adaptive execution comes to with so little data, in one step.

@@ -16,7 +16,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from bstar.errors import ConfigurationError
-from bstar_pipeline.amounts import SMALL, SMALL_JVM, octets_here
+from bstar_pipeline.amounts import JVM, SMALL, SMALL_JVM, octets_here
 
 JAVA_MIN = 17
 """Spark 4 runs on Java 17 and newer."""
@@ -36,12 +36,17 @@ _SETTINGS = {
     # Packed journals become fifteen times as long, and no file of them can be cut: of Spark's 128 MB there
     # would be too few shares for all cores to be busy to the end.
     "spark.sql.files.maxPartitionBytes": "32m",
+    # Many of those files are small. Each task writes a file of each topic, and every later query opens it.
+    "spark.sql.files.openCostInBytes": "1m",
     # A table is a list of files. Beyond 32 of them Spark starts a job to look at them, with a task for each.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "64",
     # The JVM leaves longer methods uncompiled, and parsing lines makes one of 21,000 octets. In the smaller
     # ones that Spark writes then it takes half the time.
     "spark.sql.codegen.hugeMethodLimit": "8000",
+    # Of groups that need objects Spark keeps 128 in memory and then sorts all rows, before it merges groups
+    # and once more after that. Otherwise it sorts once.
+    "spark.sql.execution.useObjectHashAggregateExec": "false",
     # With a column for each field of each kind, deducing what filters imply takes the optimizer longer than
     # it takes to read a small journal.
     "spark.sql.constraintPropagation.enabled": "false",
@@ -51,6 +56,7 @@ _SETTINGS = {
 # What a driver that is started here needs besides; a Connect server elsewhere has its own.
 _DRIVER_SETTINGS = {"spark.ui.showConsoleProgress": "false"}
 _PARTITIONS = "spark.sql.shuffle.partitions"
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # Spark has 200, for clusters: with a few cores most of the time would go into starting tasks. A larger share
 # is spilled.
 _LOCAL_PARTITIONS = 32
@@ -104,7 +110,7 @@ def open_session(
     ``master`` as spark-submit takes it ("local[4]", "spark://host:7077", "yarn"); None: what spark-submit or
     the configuration says, else all cores of this machine. ``remote``: a Spark Connect address ("sc://host",
     or "local[2]", which starts a server of its own). ``settings`` override everything. ``is_small``: there is
-    little to read; SPARK_SUBMIT_OPTS says otherwise about the JVM.
+    little to read. SPARK_SUBMIT_OPTS or ``spark.driver.extraJavaOptions`` say otherwise about the JVM.
     """
     builder = SparkSession.builder.appName(app)
     if remote is not None:
@@ -117,8 +123,9 @@ def open_session(
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         # A default that gives way to everything else that can say it.
         os.environ.setdefault("SPARK_DRIVER_MEMORY", f"{_driver_memory() >> 20}m")
-        if is_small:
-            os.environ.setdefault("SPARK_SUBMIT_OPTS", SMALL_JVM)
+        # Two collectors chosen are none: Java does not start.
+        if _JAVA_OPTIONS not in (settings or {}):
+            os.environ.setdefault("SPARK_SUBMIT_OPTS", SMALL_JVM if is_small else JVM)
     if master is not None:
         builder = builder.master(master)
     for key, value in {**_defaults(master, remote, is_small), **(settings or {})}.items():
