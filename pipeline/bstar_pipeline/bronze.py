@@ -1,10 +1,11 @@
 """Bronze: the lines of journals as typed records, each once, with what could not be read beside them.
 
 ``typed`` parses the lines that ``journal_files`` reads: a line that is no record keeps its text and gets a
-``rejection``; none is dropped. ``copies`` leaves out what came twice.
+``rejection``; none is dropped. A batch parses nearly all lines by ``common`` before, which does less for each
+and leaves the others to ``typed``. ``copies`` leaves out what came twice.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
@@ -29,6 +30,36 @@ from bstar_pipeline.schema import (
 _DAY_US = 86_400_000_000
 _CORRUPT = "corrupt"
 
+REST = "rest"
+"""The topic of lines that ``common`` leaves to ``typed``."""
+
+TEXT = StructType([StructField("file", StringType()), StructField("line", StringType())])
+"""What ``typed`` needs of them."""
+
+
+def common(lines: DataFrame) -> DataFrame:
+    """Parse those of ``lines`` that are records of single requests, nearly all; keep the text of the others.
+
+    A row for each, as ``typed`` has it, with the fields of these records alone: a third of all, and each
+    field costs for each line. The others have the topic "rest", and ``line`` is their text.
+    """
+    is_common = reduce(Column.__or__, (F.col("value").startswith(f'{{"kind":"{kind}"') for kind in TOPICS))
+    # Marked as not deterministic, so Spark parses a line once, and not again for each filter above.
+    is_here = F.spark_partition_id() >= 0
+    parsed = _parsed(lines, F.when(is_here & is_common, F.col("value")), COMMON)
+    is_record = F.coalesce(_told("kind").isin(*TOPICS) & _rejection(TOPICS).isNull(), F.lit(False))
+    at_us = _told("at")
+    columns = {field.name: _filled(field.name, TOPICS) for field in COMMON.fields}
+    columns |= {
+        "pair": F.when(is_record, _told("pair")).otherwise(F.lit(REST)),
+        "time": F.when(is_record, F.timestamp_micros(at_us)),
+        "file": F.col("file"),
+        "topic": F.when(is_record, _topic()).otherwise(F.lit(REST)),
+        "day": F.when(is_record, _day_of(at_us)).otherwise(F.date_from_unix_date(F.lit(0))),
+        "line": F.when(~is_record, F.col("value")),
+    }
+    return parsed.select(*(column.alias(name) for name, column in columns.items()))
+
 
 def typed(lines: DataFrame) -> DataFrame:
     """Parse ``lines`` (``value``, ``file``).
@@ -38,16 +69,9 @@ def typed(lines: DataFrame) -> DataFrame:
     record the last two are null. Else ``topic`` is "rejected", ``rejection`` says why, ``line`` is the text,
     and ``day`` and ``pair`` are those of the file's name.
     """
-    is_common = reduce(Column.__or__, (F.col("value").startswith(f'{{"kind":"{kind}"') for kind in TOPICS))
-    # Marked as not deterministic, so Spark parses a line once, and not again for each filter above.
-    is_here = F.spark_partition_id() >= 0
-    parsed = lines.select(
-        _parsed(F.when(is_here & is_common, F.col("value")), COMMON).alias("common"),
-        _parsed(F.when(is_here & ~is_common, F.col("value")), LINE).alias("rare"),
-        "value",
-        "file",
-    )
-    judged = parsed.select("common", "rare", "value", "file", _rejection().alias("rejection"))
+    # Marked as above.
+    parsed = _parsed(lines, F.when(F.spark_partition_id() >= 0, F.col("value")), LINE)
+    judged = parsed.select("told", "value", "file", _rejection().alias("rejection"))
     is_record = F.col("rejection").isNull()
     columns = {field.name: _filled(field.name) for field in LINE.fields}
     columns["pair"] = F.when(is_record, _told("pair")).otherwise(pair_of_file())
@@ -64,30 +88,25 @@ def typed(lines: DataFrame) -> DataFrame:
     return judged.select(*(column.alias(name) for name, column in columns.items()))
 
 
-def _parsed(value: Column, shape: StructType) -> Column:
-    """A line as a struct of this shape; null for null. What is wrong with it stands in ``_CORRUPT``."""
+def _parsed(lines: DataFrame, value: Column, shape: StructType) -> DataFrame:
+    """Lines with ``value`` as a struct ``told``, null for null; ``_CORRUPT`` says what is wrong with it."""
     whole = StructType([*shape.fields, StructField(_CORRUPT, StringType())])
-    return F.from_json(value, whole, {"columnNameOfCorruptRecord": _CORRUPT})
+    struct = F.from_json(value, whole, {"columnNameOfCorruptRecord": _CORRUPT})
+    return lines.select(struct.alias("told"), "value", "file")
 
 
 def _told(name: str) -> Column:
-    """A field as the line tells it.
-
-    Nearly all lines are of few kinds, and the cost of parsing depends on the number of fields. So there are
-    two structs; one of them is null.
-    """
-    rare = F.col(f"rare.{name}")
-    return F.coalesce(F.col(f"common.{name}"), rare) if name in _COMMON_NAMES else rare
+    """A field as the line tells it."""
+    return F.col(f"told.{name}")
 
 
-_COMMON_NAMES = frozenset([*COMMON.names, _CORRUPT])
-
-
-def _rejection() -> Column:
-    """Why the line in ``value``, parsed as ``common`` or ``rare``, is no record; null if it is one."""
+def _rejection(kinds: Collection[str] = tuple(REQUIRED)) -> Column:
+    """Why the line in ``value``, one of ``kinds``, is no record; null if it is one."""
     is_whole = reduce(Column.__and__, (_told(name).isNotNull() for name in ("kind", *BASE)))
     has_all = {
-        kind: reduce(Column.__and__, (_told(name).isNotNull() for name in needs)) for kind, needs in _needs()
+        kind: reduce(Column.__and__, (_told(name).isNotNull() for name in needs))
+        for kind, needs in _needs()
+        if kind in kinds
     }
     kind_has = _by_kind(has_all, F.lit(True))
     is_in_range = (
@@ -97,8 +116,7 @@ def _rejection() -> Column:
         & F.coalesce(_told("total_us").between(0, TIME_US_MAX), F.lit(True))
         & F.coalesce(_told("busy_us").between(0, TIME_US_MAX), F.lit(True))
     )
-    is_nothing = F.col("common").isNull() & F.col("rare").isNull()
-    is_corrupt = _told(_CORRUPT).isNotNull()
+    is_nothing, is_corrupt = F.col("told").isNull(), _told(_CORRUPT).isNotNull()
     return (
         F.when(_told("v") > VERSION, "newer-version")
         .when(is_nothing | (is_corrupt & _told("v").isNull()) | ~F.is_valid_utf8("value"), "unreadable")
@@ -114,15 +132,15 @@ def _needs() -> list[tuple[str, list[str]]]:
     return [(kind, names) for kind, names in needs if names]
 
 
-def _filled(name: str) -> Column:
-    """A field, or the default that its kind has for it."""
+def _filled(name: str, kinds: Collection[str] = tuple(REQUIRED)) -> Column:
+    """A field, or the default that its kind, one of ``kinds``, has for it."""
     column = _told(name)
-    of_kind = DEFAULTS.get(name, {})
     kinds_of: dict[int | float | bool | str, list[str]] = {}
-    for kind, value in of_kind.items():
-        kinds_of.setdefault(value, []).append(kind)
-    for value, kinds in kinds_of.items():
-        column = F.coalesce(column, F.when(_told("kind").isin(kinds), F.lit(value)))
+    for kind, value in DEFAULTS.get(name, {}).items():
+        if kind in kinds:
+            kinds_of.setdefault(value, []).append(kind)
+    for value, of_value in kinds_of.items():
+        column = F.coalesce(column, F.when(_told("kind").isin(of_value), F.lit(value)))
     return column
 
 

@@ -33,7 +33,7 @@ class Inputs(Protocol):
         """The length of each by its path, as Spark spells it."""
 
     def typed(self, files: Sequence[str]) -> DataFrame:
-        """A row for each line of some of them, as ``bronze.typed`` says.
+        """A row for each line of some of them, as ``bronze.typed`` says, or as ``bronze.common``.
 
         Raises an error of which ``journal_files.is_gone`` says so if a file is gone since it was listed.
         """
@@ -71,7 +71,7 @@ class _OnSpark:
         # Where the driver runs here, this process sees the files that it listed.
         if self._folder is not None and hasattr(self._spark, "_jvm"):
             copies = journal_files.copied(files, self._folder / secrets.token_hex(8))
-        lines = bronze.typed(journal_files.lines_of(self._spark, files, copies))
+        lines = bronze.common(journal_files.lines_of(self._spark, files, copies))
         # Over Spark Connect only a question about the plan finds out that a file is gone.
         _ = lines.columns
         return lines

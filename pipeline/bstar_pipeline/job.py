@@ -18,10 +18,10 @@ import datetime as dt
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -34,12 +34,12 @@ from bstar.errors import ConfigurationError
 from bstar_pipeline import bronze, clocks, commits, copies, silver, store
 from bstar_pipeline.commits import File, Made, Manifest, Part
 from bstar_pipeline.engine import is_local, version_of
+from bstar_pipeline.gold import incidents
 from bstar_pipeline.gold.audit import audit
 from bstar_pipeline.gold.capacity import capacity
 from bstar_pipeline.gold.clients import clients
 from bstar_pipeline.gold.durables import durable_findings
 from bstar_pipeline.gold.history import CLOCK_ERROR_US
-from bstar_pipeline.gold.incidents import incidents
 from bstar_pipeline.gold.nodes import process_findings
 from bstar_pipeline.gold.objectives import budgets, objectives, sketches
 from bstar_pipeline.inputs import Inputs, open_inputs
@@ -108,6 +108,13 @@ class Summary:
         return "unproven" if self.findings.get("unproven") else "passed"
 
 
+class _Small(NamedTuple):
+    """A table of few rows that the last query brings: ``frame``, and what makes the table's rows of its."""
+
+    frame: DataFrame
+    rows: Callable[[Rows], Iterable[Row]] = iter
+
+
 class _Came(NamedTuple):
     """Journals, which of them are new, and the rows of those."""
 
@@ -142,6 +149,8 @@ class _Job:
     """Their records."""
     margin: DataFrame | None = None
     """Records of single requests, of the last hour before the scope."""
+    records: Counter[Part] = field(default_factory=Counter)
+    """How many the scope has."""
     steps: list[tuple[str, float]] = field(default_factory=list)
     """What began, and when."""
 
@@ -201,7 +210,7 @@ def run(
         came = _found(job, inputs, since)
         if came.new or any(since is None or day >= since for day, _ in writer.before.unmade):
             records = _bronze(job, inputs, came, since)
-            counted, small = _tables(job, records, slo, clock_error_us) if job.scope else ({}, [])
+            counted, small = _tables(job, records, slo, clock_error_us) if job.scope else ({}, {})
             made = _made(job, counted, small)
             job.tell("committing")
             done = writer.commit(made, {**writer.before.read, **came.journals.files}, job.unmade)
@@ -232,12 +241,14 @@ def _found(job: _Job, inputs: Sequence[str], since: dt.date | None) -> _Came:
 
 def _tables(
     job: _Job, records: DataFrame, slo: Objectives | None, clock_error_us: int
-) -> tuple[dict[str, DataFrame], list[DataFrame]]:
+) -> tuple[dict[str, DataFrame], dict[str, _Small]]:
     """Write silver and gold of the scope. Returns what to count, and small tables still to write."""
     with ThreadPoolExecutor(1, "services") as other:
         told = other.submit(_services, job, records, slo)
         job.tell("looking for processes and what happened to them")
         facts = silver.facts(records)
+        for row in facts["sum"]:
+            job.records[row["day"], row["pair"]] += row["records"]
         of_runs = _with_right_clocks(job, records, facts, clock_error_us)
         ended, earlier = _ended(job, of_runs)
         both = {what: [*facts.get(what, ()), *earlier.get(what, ())] for what in {*facts, *earlier}}
@@ -247,13 +258,17 @@ def _tables(
         states = job.write_rows("silver.states", silver.states(here))
         requests = _requests(job, records, runs, clock_error_us)
         known = {row["id"] for row in collected(job.before("gold.incidents").select("id"))} if ended else ()
-        every = incidents(records, runs, requests, histories)
-        found = job.write_rows("gold.incidents", (row for row in every if row["id"] not in known))
+        seen = incidents.seen(requests, histories)
         of_processes = process_findings(facts, of_runs, here, clock_error_us)
         further = _durables(job, records, runs, states, clock_error_us)
         findings = job.write("gold.audit", audit(requests, runs, further), of_processes)
-        small = told.result()
-    return {"records": records, "requests": requests, "incidents": found, "findings": findings}, small
+        counts = incidents.counts(seen, records, runs, requests)
+        small = told.result() | {"gold.incidents": _Small(counts, partial(_incidents, seen, known))}
+    return {"requests": requests, "findings": findings}, small
+
+
+def _incidents(seen: Sequence[dict[str, Any]], known: Collection[str], counts: Rows) -> list[Row]:
+    return [row for row in incidents.incidents(seen, counts) if row["id"] not in known]
 
 
 def _ended(job: _Job, runs: Rows) -> tuple[Rows, Mapping[str, Rows]]:
@@ -273,14 +288,14 @@ def _ended(job: _Job, runs: Rows) -> tuple[Rows, Mapping[str, Rows]]:
     return [*ended.values()], silver.facts(job.older.where(F.col("boot").isin(*ended)))
 
 
-def _made(job: _Job, counted: Mapping[str, DataFrame], small: Sequence[DataFrame]) -> list[Made]:
+def _made(job: _Job, counted: Mapping[str, DataFrame], small: Mapping[str, _Small]) -> list[Made]:
     """What is in the tables now, by day and pair; one query counts, and brings small tables."""
     job.tell("counting")
     files = store.read(job.spark, job.writer.tables, "bronze.files", job.seen)
     rejected = store.read(job.spark, job.writer.tables, "bronze.rejected", job.seen)
     frames = {**counted, "files": files, "rejected": rejected, "duplicates": files}
-    keys = {"incidents": "kind", "findings": "verdict", "files": "state", "rejected": "reason"}
-    rows = (
+    keys = {"findings": "verdict", "files": "state", "rejected": "reason"}
+    counting = (
         frame.select(
             F.lit(what).alias("what"),
             "day",
@@ -290,13 +305,17 @@ def _made(job: _Job, counted: Mapping[str, DataFrame], small: Sequence[DataFrame
         )
         for what, frame in frames.items()
     )
-    sums = reduce(DataFrame.unionByName, rows).groupBy("what", "day", "pair", "key")
+    sums = reduce(DataFrame.unionByName, counting).groupBy("what", "day", "pair", "key")
     found: defaultdict[str, list[Row]] = defaultdict(list)
-    for row in collected(together(sums.agg(F.sum("count").alias("count")), *small)):
+    of_small = (one.frame.withColumn("what", F.lit(name)) for name, one in small.items())
+    for row in collected(together(sums.agg(F.sum("count").alias("count")), *of_small)):
         found[row["what"]].append(row)
-    if small:
-        for name in ("gold.budgets", "gold.capacity"):
-            job.write_rows(name, found.pop(name, ()))
+    kinds: defaultdict[Part, Counter[str]] = defaultdict(Counter)
+    for name, one in small.items():
+        rows = list(_rows_clamped(one.rows(found.pop(name, ())), job.scope))
+        job.write_rows(name, rows)
+        for row in rows if name == "gold.incidents" else ():
+            kinds[row["day"], row["pair"]][row["kind"]] += 1
     made = {one.part: one for one in job.writer.before.made}
     counts: dict[Part, dict[str, dict[str, int]]] = {part: {} for part in job.seen}
     for row in (row for rows in found.values() for row in rows):
@@ -304,7 +323,11 @@ def _made(job: _Job, counted: Mapping[str, DataFrame], small: Sequence[DataFrame
     for part, of_part in counts.items():
         known = made.get(part) or Made(*part)
         new = {what: of_part.get(what, {}) for what in frames if part in job.scope or what not in counted}
-        plain = {what: found if what in keys else found.get("", 0) for what, found in new.items()}
+        plain: dict[str, Any] = {
+            what: found if what in keys else found.get("", 0) for what, found in new.items()
+        }
+        if part in job.scope:
+            plain |= {"records": job.records[part], "incidents": dict(kinds[part])}
         made[part] = msgspec.structs.replace(known, **plain)
     return list(made.values())
 
@@ -411,9 +434,7 @@ def _parsed(
     What is of days before the horizon is left out.
     """
     writer = job.writer
-    typed = typed.withColumn("journal", _journal())
-    # Lines that are no records are written beside them, for ``bronze.rejected`` alone.
-    lines = writer.write(typed, "bronze.records", by=("topic", "journal"), folder="lines")
+    lines = _lines(job, typed)
     shape = StructType([*RECORDS.fields, *REJECTION.fields, StructField("journal", StringType())])
     parsed = store.read_files(job.spark, map(writer.tables.path, lines), shape)
     job.tell("looking for files that came twice or lost their end")
@@ -454,6 +475,21 @@ def _parsed(
     return {
         name: [file for file in of_table if file.day >= writer.horizon] for name, of_table in tables.items()
     }
+
+
+def _lines(job: _Job, typed: DataFrame) -> list[File]:
+    """Write new lines; those that are no records beside the others, for ``bronze.rejected`` alone."""
+    by = ("topic", "journal")
+    written = job.writer.write(
+        typed.withColumn("journal", _journal()), "bronze.records", by=by, folder="lines"
+    )
+    rest = [file for file in written if file.topic == bronze.REST]
+    if not rest:
+        return written
+    text = store.read_files(job.spark, map(job.writer.tables.path, rest), bronze.TEXT)
+    typed = bronze.typed(text.withColumnRenamed("line", "value")).withColumn("journal", _journal())
+    lines = [file for file in written if file.topic != bronze.REST]
+    return [*lines, *job.writer.write(typed, "bronze.records", by=by, folder="rest")]
 
 
 def _journal() -> Column:
@@ -524,7 +560,7 @@ def _with_right_clocks(
     return silver.corrected(runs, off)
 
 
-def _services(job: _Job, records: DataFrame, slo: Objectives | None) -> list[DataFrame]:
+def _services(job: _Job, records: DataFrame, slo: Objectives | None) -> dict[str, _Small]:
     """Write the tables that need nothing but records, and of days before what those came to.
 
     Returns those that are small, for the last query.
@@ -538,7 +574,7 @@ def _services(job: _Job, records: DataFrame, slo: Objectives | None) -> list[Dat
         "gold.budgets": budgets(sums, slo),
         "gold.capacity": capacity(records, job.before("gold.capacity")),
     }
-    return [frame.where(is_made).withColumn("what", F.lit(name)) for name, frame in small.items()]
+    return {name: _Small(frame.where(is_made)) for name, frame in small.items()}
 
 
 def _requests(job: _Job, records: DataFrame, runs: DataFrame, clock_error_us: int) -> DataFrame:

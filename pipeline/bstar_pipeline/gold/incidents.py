@@ -1,14 +1,14 @@
 """What happened to the pair, when, who noticed, who took over, and what clients saw of it.
 
 ``gold.history`` puts each pair's events in order, ``gold.outages`` finds the times in which requests waited;
-here both become rows, with the number of requests that each incident touched. Two queries bring what requests
-say: the times without an answer, and then the counts.
+here both become rows, with the number of requests that each incident touched. Two queries bring what
+requests say: the times without an answer (``seen``), and then the ``counts``.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from operator import attrgetter
 from typing import Any
@@ -38,23 +38,30 @@ _SPAN = StructType(
 _OF_BOTH = ("start", "both-active", "both-crash", "partition", "handover")
 
 
-def incidents(
-    records: DataFrame, runs: DataFrame, requests: DataFrame, histories: Mapping[str, PairHistory]
-) -> list[dict[str, Any]]:
-    """Rows of gold.incidents, of bronze records, the silver tables and ``silver.histories``."""
+def seen(requests: DataFrame, histories: Mapping[str, PairHistory]) -> list[dict[str, Any]]:
+    """Incidents of ``silver.histories``, and outages as requests tell them; nothing is counted yet."""
     near = (
         {"pair": pair, "second": second}
         for pair, history in histories.items()
         for second in sorted(outages.seconds(history.incidents))
     )
-    seconds = frame_of(records.sparkSession, near, outages.SECOND)
+    seconds = frame_of(requests.sparkSession, near, outages.SECOND)
     gaps = by_pair(collected(outages.gaps(requests, seconds)))
-    found = [
+    return [
         each for pair, history in histories.items() for each in _outages(pair, history, gaps.get(pair, ()))
     ]
+
+
+def counts(found: Iterable[Row], records: DataFrame, runs: DataFrame, requests: DataFrame) -> DataFrame:
+    """What requests and nodes say of incidents that were ``seen``: a few rows for each."""
     spans = frame_of(records.sparkSession, found, _SPAN)
+    return together(_counts(spans, requests), _refused(spans, records, runs))
+
+
+def incidents(found: Iterable[dict[str, Any]], counted: Rows) -> list[dict[str, Any]]:
+    """Rows of gold.incidents, of what was ``seen`` and its ``counts``."""
     counts: dict[str, dict[str, Any]] = {}
-    for row in collected(together(_counts(spans, requests), _refused(spans, records, runs))):
+    for row in counted:
         told = {name: value for name, value in row.items() if value is not None}
         counts.setdefault(row["id"], {}).update(told)
     rows = [it for each in found if (it := _row(each, counts.get(each["id"], {}))) is not None]

@@ -11,7 +11,6 @@ has ends of; unproven after a kill. Further rows say what journals lack.
 import datetime as dt
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from itertools import groupby
 from typing import Any
 
 from bstar_pipeline.gold.history import CLOCK_ERROR_US, PairHistory
@@ -42,7 +41,7 @@ def process_findings(
         *_without_journal(runs),
         *(row for pair, history in histories.items() for row in _of_history(pair, history)),
         *_reused(facts.get("event", ()), of_boot),
-        *_stale(facts.get("sum", ()), of_boot),
+        *_stale(facts.get("stale", ()), of_boot),
         *_uncounted(facts, of_boot),
     ]
 
@@ -131,29 +130,20 @@ def _reused(events: Rows, runs: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
             yield _finding("epoch-reused", "violated", text, pair=pair, node=node, at_us=at_us, day=day)
 
 
-def _stale(sums: Rows, runs: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
-    """Workers that began a request of an epoch when one of a higher epoch had ended: the last such request.
-
-    Both are of one run, so its monotonic clock compares them.
-    """
-    of_workers = sorted((row for row in sums if row["epoch"]), key=lambda row: (row["boot"], row["epoch"]))
-    for boot, of_run in groupby(of_workers, key=lambda row: row["boot"]):
-        rows = list(of_run)
-        for epoch, of_epoch in groupby(rows, key=lambda row: row["epoch"]):
-            last = max((row["last_run"] for row in of_epoch), key=lambda run: run["began"])
-            ends = [row for row in rows if row["epoch"] > epoch and row["first_mono"] < last["began"]]
-            if ends:
-                higher, run = max(row["epoch"] for row in ends), runs[boot]
-                yield _finding(
-                    "stale-epoch",
-                    "violated",
-                    f"worker {run['node']} began it in epoch {epoch}, after it had executed in epoch "
-                    f"{higher}",
-                    pair=run["pair"],
-                    node=run["node"],
-                    at_us=last["mono"] + run["offset_us"],
-                    **{name: last[name] for name in ("day", "client", "number", "service")},
-                )
+def _stale(found: Rows, runs: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
+    """Workers that began a request of an epoch when one of a higher epoch had ended: the last request."""
+    for last in found:
+        run = runs[last["boot"]]
+        yield _finding(
+            "stale-epoch",
+            "violated",
+            f"worker {run['node']} began it in epoch {last['epoch']}, after it had executed in epoch "
+            f"{last['higher']}",
+            pair=run["pair"],
+            node=run["node"],
+            at_us=last["mono"] + run["offset_us"],
+            **{name: last[name] for name in ("day", "client", "number", "service")},
+        )
 
 
 def _uncounted(facts: Mapping[str, Rows], runs: Mapping[str, Row]) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,6 @@ judges them.
 
 import re
 from collections.abc import Sequence
-from functools import reduce
 from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame
@@ -177,15 +176,24 @@ RULES = {
 def findings(requests: DataFrame) -> DataFrame:
     """One row for each request and name of rules that has a finding."""
     named = requests.where("NOT startswith(client, 'mdp-')")
-    facts = reduce(lambda frame, fact: frame.withColumn(fact[0], F.expr(fact[1])), FACTS.items(), named)
     found = F.filter(
         F.array(*(_first(name, rules) for name, rules in RULES.items())), lambda one: one.isNotNull()
     )
     at_us = F.coalesce("ended_at_us", "accepted_at_us").alias("at_us")
-    rows = facts.select(
+    rows = _with_facts(named).select(
         "day", "pair", "client", "number", "service", "node", at_us, F.explode(found).alias("found")
     )
     return rows.select("*", "found.*").drop("found")
+
+
+def _with_facts(requests: DataFrame) -> DataFrame:
+    """Requests with the columns of ``FACTS``; those that need no other of them come in one step."""
+    step: dict[str, Column] = {}
+    for name, told in FACTS.items():
+        if not step.keys().isdisjoint(re.findall(r"\w+", told)):
+            requests, step = requests.withColumns(step), {}
+        step[name] = F.expr(told)
+    return requests.withColumns(step)
 
 
 def _first(name: str, rules: Sequence[Rule]) -> Column:

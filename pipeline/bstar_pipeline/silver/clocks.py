@@ -48,20 +48,21 @@ def links(records: DataFrame, runs: DataFrame) -> DataFrame:
     )
     node = F.col("requests")
 
-    def bounds(topic: str, low: Column, high: Column) -> DataFrame:
-        of_both = requests.where(F.col(f"{topic}.clock") != node.clock)
-        return of_both.select(
-            node.clock.alias("node"),
-            F.col(f"{topic}.clock").alias("other"),
-            low.alias("low_us"),
-            high.alias("high_us"),
+    def bounds(topic: str, low: Column, high: Column) -> Column:
+        other = F.col(f"{topic}.clock")
+        found = F.struct(
+            node.clock.alias("node"), other.alias("other"), low.alias("low_us"), high.alias("high_us")
         )
+        return F.when(other != node.clock, found)
 
     call, run = F.col("calls"), F.col("executions")
     by_call = bounds("calls", node.end_us - call.end_us, node.begin_us - call.begin_us)
     by_run = bounds("executions", node.begin_us - run.begin_us, node.end_us - run.end_us)
+    # Not a union of both, which would read the records twice.
+    both = F.filter(F.array(by_call, by_run), lambda one: one.isNotNull())
     return (
-        by_call.unionByName(by_run)
+        requests.select(F.explode(both).alias("bounds"))
+        .select("bounds.*")
         .groupBy("node", "other")
         # Not the last: of very many requests, one may have a story that its records do not tell.
         .agg(

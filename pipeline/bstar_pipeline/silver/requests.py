@@ -92,17 +92,19 @@ def _grouped(rows: DataFrame, clock_error_us: int) -> DataFrame:
     took_us = F.when(is_run, F.col("busy_us")).otherwise(F.col("total_us"))
     began_us = F.col("end_us") - took_us
     is_answer = is_node & F.col("outcome").isin(*FINISHED)
-    # The record that tells most: the better outcome, then the earlier.
-    node = F.when(is_node, _rank() * _RANK + (_END - F.col("end_us")) * _NAME + _name())
-    call = F.when(is_call, F.col("end_us"))
-    run = F.when(is_run, -F.col("end_us"))
+    # The record that tells most: the better outcome, then the earlier. One greatest struct for each kind of
+    # record: a row is looked at once, and not once for each column.
+    rank = _rank() * _RANK + (_END - F.col("end_us")) * _NAME + _name()
+    node = F.when(is_node, F.struct(rank.alias("rank"), *_NODE))
+    call = F.when(is_call, F.struct(*_CALL))
+    run = F.when(is_run, F.struct((-F.col("end_us")).alias("rank"), *_RUN))
     unmarked = F.when(is_run & ~F.col("is_repeated"), began_us)
     marked = F.when(is_run & F.col("is_repeated"), F.col("end_us"))
     found = rows.groupBy(*_KEY).agg(
         F.max("day").alias("day"),
-        *(F.max_by(name, node).alias(f"n_{name}") for name in _NODE),
-        *(F.max_by(name, call).alias(f"c_{name}") for name in _CALL),
-        *(F.max_by(name, run).alias(f"x_{name}") for name in _RUN),
+        F.max(node).alias("n"),
+        F.max(call).alias("c"),
+        F.max(run).alias("x"),
         F.min(F.when(is_node, began_us)).alias("node_began_us"),
         F.min(F.when(is_run, began_us)).alias("run_began_us"),
         _count(is_node).alias("node_records"),
@@ -136,8 +138,8 @@ _NODE = (
     "bytes_out", "end_us",
 )  # fmt: skip
 _CALL = (
-    "service", "outcome", "epoch", "total_us", "attempts", "busy", "is_idempotent", "bytes_in", "bytes_out",
-    "reply_crc", "end_us",
+    "end_us", "service", "outcome", "epoch", "total_us", "attempts", "busy", "is_idempotent", "bytes_in",
+    "bytes_out", "reply_crc",
 )  # fmt: skip
 _RUN = ("service", "epoch", "bytes_in", "bytes_out", "end_us")
 _CARRIED = (
@@ -173,29 +175,29 @@ def _columns(clock_error_us: int) -> dict[str, Column]:
     is_after = F.col("last_unmarked_us") - F.col("first_marked_us") > allowed_us
 
     def best(field: str, *of: str) -> Column:
-        return F.coalesce(*(F.col(f"{record}_{field}") for record in of))
+        return F.coalesce(*(F.col(f"{record}.{field}") for record in of))
 
     return {
         "client": F.col("client"),
         "number": F.col("number"),
         "service": best("service", "n", "c", "x"),
-        "sender": F.col("n_sender"),
-        "node": F.col("n_node"),
-        "worker": F.col("n_worker"),
+        "sender": F.col("n.sender"),
+        "node": F.col("n.node"),
+        "worker": F.col("n.worker"),
         "outcome": best("outcome", "c", "n"),
         "evidence": evidence,
         "accepted_at_us": F.coalesce(
-            "node_began_us", F.col("c_end_us") - F.col("c_total_us"), "run_began_us"
+            "node_began_us", F.col("c.end_us") - F.col("c.total_us"), "run_began_us"
         ),
-        "asked_at_us": F.coalesce(F.col("c_end_us") - F.col("c_total_us"), "node_began_us", "run_began_us"),
+        "asked_at_us": F.coalesce(F.col("c.end_us") - F.col("c.total_us"), "node_began_us", "run_began_us"),
         "asked_by": F.when(F.col("calls") > 0, "call")
         .when(F.col("node_records") > 0, "node")
         .otherwise("run"),
         "ended_at_us": best("end_us", "c", "n", "x"),
         "epoch": best("epoch", "n", "c", "x"),
-        "total_us": F.col("n_total_us"),
-        "queued_us": F.col("n_queued_us"),
-        "busy_us": F.col("n_busy_us"),
+        "total_us": F.col("n.total_us"),
+        "queued_us": F.col("n.queued_us"),
+        "busy_us": F.col("n.busy_us"),
         "deliveries": F.col("deliveries"),
         "is_repeated": F.coalesce("is_repeated", F.lit(False)),
         "node_records": F.col("node_records"),
@@ -205,14 +207,14 @@ def _columns(clock_error_us: int) -> dict[str, Column]:
         # The first run needs no mark. A run after the end of a marked one is not the first.
         "unmarked": F.greatest(F.col("unmarked") - 1, F.when(is_after, 1).otherwise(0)).cast("int"),
         "calls": F.col("calls"),
-        "call_outcome": F.col("c_outcome"),
-        "call_total_us": F.col("c_total_us"),
-        "attempts": F.col("c_attempts").cast("int"),
-        "busy": F.col("c_busy").cast("int"),
-        "is_idempotent": F.col("c_is_idempotent"),
+        "call_outcome": F.col("c.outcome"),
+        "call_total_us": F.col("c.total_us"),
+        "attempts": F.col("c.attempts").cast("int"),
+        "busy": F.col("c.busy").cast("int"),
+        "is_idempotent": F.col("c.is_idempotent"),
         "bytes_in": best("bytes_in", "n", "c", "x"),
         "bytes_out": best("bytes_out", "n", "c", "x"),
-        "reply_crc": F.col("c_reply_crc"),
+        "reply_crc": F.col("c.reply_crc"),
         "execution_crcs": F.col("execution_crcs"),
         "weight": F.col("weight"),
         "day": F.col("day"),

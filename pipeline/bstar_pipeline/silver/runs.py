@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from bstar.records import broker, client, pair, store, worker
@@ -24,7 +24,8 @@ from bstar_pipeline.pair_rows import Row, Rows, collected, together
 from bstar_pipeline.schema import kinds_of
 
 _ABOUT = ("source", "machine", "host", "version", "config", "service", "heartbeat_us", "failover_timeout_us")
-_TOPICS = ("requests", "calls", "executions")
+# What is told of an execution, its order among those of a run.
+_LAST = ("boot", "epoch", "day", "client", "number", "service", "mono")
 # What one kind of process alone records.
 _KINDS = {
     "client": kinds_of(client),
@@ -57,13 +58,47 @@ def earlier(older: DataFrame, records: DataFrame) -> Rows:
 def facts(records: DataFrame) -> Mapping[str, Rows]:
     """What the driver has to know of bronze records, by ``what``.
 
-    "sum": all records by run, at - mono, topic, the service of requests and the epoch of executions. "event":
-    those of ``gold.history``. "pulses": what those of a run tell in all. "loads": of a run and service.
+    "sum": all records by day, run, at - mono, topic, the service of requests and the epoch of executions.
+    "event": those of ``gold.history``. "pulses": what those of a run tell in all. "loads": of a run and
+    service. "stale": what ``_stale`` finds, by one query more if there is any.
     """
     found: defaultdict[str, list[Row]] = defaultdict(list)
     for row in collected(fact_rows(records)):
         found[row["what"]].append(row)
-    return found
+    return {**found, "stale": _stale(records, found["sum"])}
+
+
+def _stale(records: DataFrame, sums: Rows) -> Rows:
+    """Executions that began in an epoch when the worker had ended one of a ``higher`` epoch: of each run and
+    epoch the last.
+
+    Both are of one run, so its monotonic clock compares them.
+    """
+    of_runs: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in sums:
+        if row["epoch"]:
+            of_runs[row["boot"]].append(row)
+    higher: dict[tuple[str, int, int], int] = {}
+    for boot, rows in of_runs.items():
+        for epoch in {row["epoch"] for row in rows}:
+            began = max(row["last_began"] for row in rows if row["epoch"] == epoch)
+            ended = [row["epoch"] for row in rows if row["epoch"] > epoch and row["first_mono"] < began]
+            if ended:
+                higher[boot, epoch, began] = max(ended)
+    if not higher:
+        return ()
+    boots, _, begins = map(sorted, map(set, zip(*higher, strict=True)))
+    executions = records.where((F.col("topic") == "executions") & F.col("boot").isin(boots))
+    last: dict[tuple[str, int, int], Row] = {}
+    for row in collected(executions.where(_began().isin(begins)).select(*_LAST, _began().alias("began"))):
+        key = row["boot"], row["epoch"], row["began"]
+        last[key] = max(row, last.get(key, row), key=lambda each: [each[name] for name in _LAST])
+    return [{**row, "higher": higher[key]} for key, row in sorted(last.items()) if key in higher]
+
+
+def _began() -> Column:
+    """When an execution began, by its run's monotonic clock."""
+    return F.col("mono") - F.col("busy_us")
 
 
 def fact_rows(records: DataFrame) -> DataFrame:
@@ -73,19 +108,16 @@ def fact_rows(records: DataFrame) -> DataFrame:
 
 
 def _sums(records: DataFrame) -> DataFrame:
+    """All that is aggregated is a number: a struct or a text would make Spark sort all rows."""
     is_run = F.col("topic") == "executions"
-    run = F.struct(
-        (F.col("mono") - F.col("busy_us")).alias("began"), "day", "client", "number", "service", "mono"
-    )
     return records.groupBy(
         F.lit("sum").alias("what"),
-        *("pair", "boot", "node", "topic"),
+        *("day", "pair", "boot", "node", "topic"),
         (F.col("at") - F.col("mono")).alias("offset_us"),
         F.when(F.col("topic") == "requests", F.col("service")).alias("service"),
         F.when(is_run, F.col("epoch")).alias("epoch"),
     ).agg(
         F.count("*").alias("records"),
-        F.min("day").alias("day"),
         F.min("seq").alias("first_seq"),
         F.max("seq").alias("last_seq"),
         F.min("mono").alias("first_mono"),
@@ -95,7 +127,7 @@ def _sums(records: DataFrame) -> DataFrame:
         *(F.count_if(F.col("kind").isin(*kinds)).alias(f"of_{source}") for source, kinds in _KINDS.items()),
         F.count_if(F.coalesce(F.col("weight"), F.lit(1.0)) != 1).alias("weighted"),
         F.sum(F.when(F.col("kind") == "dropped", F.col("count"))).alias("dropped"),
-        F.max(F.when(is_run, run)).alias("last_run"),
+        F.max(F.when(is_run, _began())).alias("last_began"),
     )
 
 
