@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
+from msgspec.structs import fields
 
 from bstar import records
 from support.journals import AT_US, Run, frame
@@ -34,6 +35,7 @@ def _nodes() -> list[Run]:
         first.request(3 * S + number, "c-plain", number)
     first.request(4 * S, "c-full", 1, total_us=900, queued_us=300, busy_us=600, bytes_in=10, bytes_out=20)
     first.request(5 * S, "c-moved", 1, "returned", deliveries=1, total_us=2_000)
+    first.request(5 * S, "c-given-up", 1, "returned", deliveries=0, total_us=2_000, worker="")
     first.request(6 * S, "c-twice", 1, epoch=1)
     first.request(6 * S, "mdp-0a", 1)
     first.request(7 * S, "c-moved", 1, "late", deliveries=1, total_us=2 * S)  # of the same delivery
@@ -54,6 +56,7 @@ def _nodes() -> list[Run]:
     other.state(24 * S, "PASSIVE", "ACTIVE", "CLIENT_REQUEST", epoch=3)
     other.add(records.Activated, 24 * S, epoch=4, text="The peer is silent.")
     other.request(25 * S, "c-moved", 1, deliveries=2, is_repeated=True, worker="0c")
+    other.request(25 * S, "c-given-up", 1, "cancelled", deliveries=0, worker="")
     other.request(26 * S, "c-twice", 1)
     other.request(26 * S, "mdp-0a", 1)
     other.add(records.PeerSeen, 30 * S, peer="PRIMARY")
@@ -181,6 +184,18 @@ def test_a_request_that_moved_to_the_other_node_is_one_request(requests: dict[st
     assert row.accepted_at_us == AT_US + 5 * S - 2_000
 
 
+def test_a_request_that_its_client_gave_up_at_the_other_node_was_cancelled(requests: dict[str, Any]) -> None:
+    row = requests["c-given-up"]
+    assert (row.node, row.outcome, row.node_records, row.returned) == ("backup", "cancelled", 2, 1)
+
+
+def test_each_outcome_of_a_node_has_a_rank() -> None:
+    from bstar_pipeline.silver.requests import _OUTCOMES
+
+    (told,) = (field for field in fields(records.Request) if field.name == "outcome")
+    assert sorted(_OUTCOMES) == sorted(get_args(told.type))
+
+
 def test_what_was_answered_and_executed_twice_without_a_mark_shows(requests: dict[str, Any]) -> None:
     row = requests["c-twice"]
     assert (row.node_records, row.answers, row.executions, row.unmarked) == (2, 2, 2, 1)
@@ -212,10 +227,10 @@ def test_requests_of_nodes_are_the_same_whether_all_are_grouped_or_only_the_repe
     bronze = frame(local, _nodes())
     runs = frame_of(local, module.runs(module.facts(bronze)), table_schema("silver.runs"))
     again = module.repeated(bronze)
-    # c-moved and c-twice; what plain clients sent to two nodes are two requests.
-    assert again.count() == 2
+    # c-moved, c-given-up and c-twice; what plain clients sent to two nodes are two requests.
+    assert again.count() == 3
     order = ("client", "number", "node")
     grouped = module.requests(bronze, runs).orderBy(*order).collect()
     partly = module.requests(bronze, runs, again).orderBy(*order).collect()
-    assert len(grouped) == 12
+    assert len(grouped) == 13
     assert partly == grouped

@@ -19,7 +19,9 @@ from bstar_pipeline.gold.history import CLOCK_ERROR_US, SAME_CLOCK_ERROR_US
 from bstar_pipeline.schema import table_schema
 
 # What a node says of a request's end, the best last.
-_OUTCOMES = ("returned", "lost", "poison", "expired", "late", "failed", "declined", "answered")
+_OUTCOMES = (
+    "returned", "cancelled", "lost", "poison", "expired", "late", "failed", "declined", "answered",
+)  # fmt: skip
 # The digest first: rows are sorted by whole numbers, and looked at further only where those are equal.
 _KEY = ("digest", "number", "client", "pair", "apart")
 _PLAIN = "mdp-"
