@@ -302,6 +302,15 @@ def test_a_wrong_number_of_threads_is_told(threads: Any, error: type[BaseExcepti
         Worker(NODE, "echo", threads=threads)
 
 
+def test_credit_beyond_the_threads_says_what_to_write() -> None:
+    """It said "credit is 1 to 1000", and credit goes to 65,535."""
+    with pytest.raises(ConfigurationError, match=r"for credit 2000 say .* threads=16"):
+        Worker(NODE, "echo", credit=2000)
+    with pytest.raises(ConfigurationError, match="credit is 1 to 65535, not 65536"):
+        Worker(NODE, "echo", credit=65_536)
+    Worker(NODE, "echo", credit=2000, threads=16)
+
+
 @pytest.mark.parametrize("kind", [HAClient, AsyncHAClient, Worker, AsyncWorker])
 def test_a_context_of_asyncios_sockets_is_refused(kind: Callable[..., object]) -> None:
     with zmq.asyncio.Context() as context:

@@ -124,7 +124,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
         if credit is None:
             credit = 1 if is_plain else threads or self._credit_default
         limits = WorkerLimits(
-            to_count(credit, "credit", 1, CREDIT_MAX if threads else self._credit_max),
+            to_count(credit, "credit", 1, CREDIT_MAX),
             to_seconds_or_none(handler_timeout_s, "handler_timeout_s"),
             to_count(stuck_handlers_max, "stuck_handlers_max", 1),
             to_seconds(drain_timeout_s, "drain_timeout_s", may_be_zero=True),
@@ -133,6 +133,11 @@ class BaseWorker(ABC, Generic[_HandlerT]):
             threads,
             to_seconds(cancel_grace_s, "cancel_grace_s", may_be_zero=True),
         )
+        if threads is None and limits.credit > self._credit_max:
+            raise ConfigurationError(
+                f"without threads a worker has as many as credit, {self._credit_max} at most: for credit "
+                f"{limits.credit} say how many handlers run at once, threads=16"
+            )
         if backoff_max_s < backoff_min_s:
             raise ConfigurationError(
                 f"backoff_max_s, {backoff_max_s}, is below backoff_min_s, {backoff_min_s}"
