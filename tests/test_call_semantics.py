@@ -279,6 +279,47 @@ def test_a_durable_request_waits_for_its_time_and_may_be_cancelled(stage: Stage)
     assert [request.body for request in runs.requests] == [b"soon"]
 
 
+# What each method returns of a request that was in this state (docs/durable.md).
+AFTER = {
+    "pending": {"cancel": "cancelled", "retry": "pending", "close_result": "pending"},
+    "answered": {"cancel": "answered", "retry": "answered", "close_result": "answered"},
+    "dead": {"cancel": "dead", "retry": "pending", "close_result": "dead"},
+    "cancelled": {"cancel": "cancelled", "retry": "pending", "close_result": "cancelled"},
+    "scheduled": {"cancel": "cancelled", "retry": "scheduled", "close_result": "scheduled"},
+    "unknown": {"cancel": "unknown", "retry": "unknown", "close_result": "unknown"},
+}
+
+
+def test_cancel_retry_and_close_return_a_state_whatever_it_was(stage: Stage) -> None:
+    with stage.enter({"price": quote}):
+        client = stage.client
+
+        def make(state: str) -> str:
+            if state == "scheduled":
+                return str(client.schedule("price", b"apple", every=86_400))
+            body = b"brick" if state == "dead" else b"apple"
+            delay = 0 if state in ("answered", "dead") else 86_400
+            request = str(client.submit("price", body, delay=delay, retries=RetryPolicy(max=1)))
+            if state == "dead":
+                with pytest.raises(DeadLetterError):
+                    client.result(request, wait=120)
+            elif state == "answered":
+                client.result(request, wait=120)
+            elif state == "cancelled":
+                client.cancel(request)
+            elif state == "unknown":
+                client.close_result(request)
+            assert client.status_of(request).state == state
+            return request
+
+        for state, after in AFTER.items():
+            requests = {verb: make(state) for verb in after}
+            assert {verb: getattr(client, verb)(each).state for verb, each in requests.items()} == after
+            assert client.status_of(requests["close_result"]).state == "unknown"
+            for each in requests.values():
+                client.close_result(each)
+
+
 def test_a_durable_request_survives_the_death_of_a_node(stage: Stage) -> None:
     runs = Runs(stage.fail_over)
     with stage.enter({"order": runs}):
