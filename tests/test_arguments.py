@@ -302,6 +302,26 @@ def test_a_wrong_number_of_threads_is_told(threads: Any, error: type[BaseExcepti
         Worker(NODE, "echo", threads=threads)
 
 
+@pytest.mark.parametrize("kind", [HAClient, AsyncHAClient, Worker])
+def test_an_unknown_option_is_refused_by_the_name_of_the_class(kind: Callable[..., Any]) -> None:
+    """It named the method of a base class, which the program has never seen."""
+    options = {"endpoints": NODE} | ({"service": "echo"} if kind is Worker else {})
+    with pytest.raises(
+        TypeError, match=rf"^{kind.__name__} has no option 'retries'; its options: pins, dialect"
+    ):
+        kind(**options, retries=3)
+
+
+def test_a_subclass_with_options_of_its_own_is_made() -> None:
+    class Shop(HAClient):
+        def __init__(self, **options: Any) -> None:
+            self.name = options.pop("name")
+            super().__init__(NODE, **options)
+
+    with Shop(name="x", timeout=5) as shop:
+        assert shop.name == "x"
+
+
 def test_credit_beyond_the_threads_says_what_to_write() -> None:
     """It said "credit is 1 to 1000", and credit goes to 65,535."""
     with pytest.raises(ConfigurationError, match=r"for credit 2000 say .* threads=16"):

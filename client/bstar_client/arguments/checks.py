@@ -12,8 +12,8 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, TypeVar, cast
 
 import zmq
 
@@ -26,6 +26,8 @@ _log = logging.getLogger("bstar_client.endpoints")
 
 # A longer timeout counts as no limit: system calls refuse times of more than some decades.
 _TIMEOUT_S_MAX = 1e9
+_InitT = TypeVar("_InitT", bound=Callable[..., None])
+
 _ENDPOINT = re.compile(r"tcp://[^/]+:(?P<port>[0-9]{1,5})|(?:ipc|inproc)://.+")
 
 
@@ -104,6 +106,24 @@ def check_function(value: object, name: str) -> None:
     """Anything callable."""
     if not callable(value):
         raise TypeError(f"{name} is a function, not {type(value).__name__}")
+
+
+def names_its_class(init: _InitT) -> _InitT:
+    """Let a constructor refuse an unknown option by the name of the class that the program has written."""
+    code = init.__code__
+    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+    @wraps(init)
+    def checked(self: object, *arguments: Any, **options: Any) -> None:
+        for name in options:
+            if name not in known:
+                raise TypeError(
+                    f"{type(self).__name__} has no option {name!r}; its options: "
+                    f"{', '.join(known[code.co_argcount :])}"
+                )
+        init(self, *arguments, **options)
+
+    return cast("_InitT", checked)
 
 
 def check_map(bodies: object, window: object, ordered: object, errors: object) -> int:

@@ -12,6 +12,7 @@ from bstar.security import Security
 from bstar_client.arguments.checks import (
     check_function,
     check_shared,
+    names_its_class,
     to_count,
     to_seconds,
     to_seconds_or_none,
@@ -42,6 +43,7 @@ class Client(ClientBase):
 
     _core: Session | Mdp02Session | FleetSession
 
+    @names_its_class
     def __init__(
         self,
         endpoints: Endpoints,

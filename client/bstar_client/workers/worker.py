@@ -22,6 +22,7 @@ from bstar_client.arguments.checks import (
     check_instance,
     check_shared,
     check_store,
+    names_its_class,
     to_count,
     to_seconds,
     to_seconds_or_none,
@@ -87,6 +88,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
     _credit_max: ClassVar[int]
     _net: Net = SOCKETS
 
+    @names_its_class
     def __init__(
         self,
         endpoints: Endpoints,
