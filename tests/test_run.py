@@ -38,6 +38,9 @@ async def word(request: Request) -> bytes:
 """
 
 
+EMPTY = "from bstar_client import App\napp = App(['tcp://127.0.0.1:1', 'tcp://127.0.0.1:2'])\n"
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with Pair(tmp_path_factory.mktemp("pair")) as made:
@@ -111,23 +114,41 @@ def test_a_process_is_replaced_after_so_many_requests_and_none_is_lost(pair: Pai
         wait_gone(before)
 
 
-def test_a_process_with_too_much_memory_is_replaced(pair: Pair, tmp_path: Path) -> None:
-    write(tmp_path, pair)
-    with running(tmp_path, "--memory-max", "1M"), HAClient(pair.endpoints) as client:
-        first = serving(client, 1)
-        serving(client, 1, without=first)
+def logged(folder: Path, *words: str) -> None:
+    """Wait until the log has a line with all of these words."""
+
+    def is_there() -> bool:
+        lines = (folder / "log").read_text().splitlines()
+        return any(all(word in line for word in words) for line in lines)
+
+    wait_until(is_there, f"the log has {words}", limit_s=2 * LIMIT_S)
 
 
-def test_a_changed_file_starts_all_anew(pair: Pair, tmp_path: Path) -> None:
+def test_a_changed_file_replaces_all_and_one_that_cannot_be_imported_none(pair: Pair, tmp_path: Path) -> None:
     write(tmp_path, pair)
     with running(tmp_path, "--reload"), HAClient(pair.endpoints) as client:
         first = serving(client, 1)
         assert client.request("word", b"").body == b"one"
         (tmp_path / "shop.py").write_text("what is this")
-        wait_gone(first)
+        logged(tmp_path, "cannot be imported: NameError")
+        assert serving(client, 1) == first
         write(tmp_path, pair, "another")
-        serving(client, 1)
+        serving(client, 1, without=first)
         assert client.request("word", b"").body == b"another"
+
+
+def test_a_new_process_that_holds_too_much_at_once_is_warned_of(pair: Pair, tmp_path: Path) -> None:
+    write(tmp_path, pair)
+    with running(tmp_path, "--memory-max", "1M"):
+        logged(tmp_path, "a new process holds more than --memory-max")
+
+
+def test_processes_log_as_the_command_says(pair: Pair, tmp_path: Path) -> None:
+    write(tmp_path, pair)
+    with (tmp_path / "shop.py").open("a") as shop:
+        shop.write('import logging\n\nlogging.getLogger("shop").info("an apple")\n')
+    with running(tmp_path, "--log-format", "json"):
+        logged(tmp_path, '"event": "an apple"', '"process": "1"', '"level": "info"')
 
 
 def test_no_process_outlives_a_parent_that_is_killed(pair: Pair, tmp_path: Path) -> None:
@@ -155,7 +176,9 @@ def test_one_page_has_the_metrics_of_all_processes(pair: Pair, tmp_path: Path) -
         def is_whole() -> bool:
             with urlopen(f"{url.strip()}/metrics") as answer:
                 pages.append(answer.read().decode())
-            return all(f'worker="{slot}/{name}"' in pages[-1] for slot in (1, 2) for name in ("pid", "word"))
+            names = [f'worker="{slot}/{name}"' for slot in (1, 2) for name in ("pid", "word")]
+            names += ['bstar_run_memory_bytes{process="2"}', 'bstar_run_ended_total{why="died"}']
+            return all(name in pages[-1] for name in names)
 
         wait_until(is_whole, "both processes are on the page", limit_s=LIMIT_S)
         with urlopen(f"{url.strip()}/readyz") as answer:
@@ -167,7 +190,10 @@ def test_one_page_has_the_metrics_of_all_processes(pair: Pair, tmp_path: Path) -
     [
         ("import nothing_here", "the app 'shop:app' cannot be imported: ModuleNotFoundError"),
         ("app = 7", "'shop:app' is int, not a bstar_client.App"),
-        ("from bstar_client import App\napp = App(['tcp://127.0.0.1:1'])", "the App has no services"),
+        (EMPTY, "the App has no services"),
+        (f"{EMPTY}@app.service('a')\ndef a(request, thing: dict): pass", "parameter 'thing' has type dict"),
+        (f"{EMPTY}@app.service('a', threads=0)\ndef a(request): pass", "service 'a': threads is 1 to 1000"),
+        (f"{EMPTY}@app.service\ndef a(request): pass", "@app.service takes a name"),
     ],
 )
 def test_an_app_that_cannot_be_served_is_one_sentence_and_status_2(

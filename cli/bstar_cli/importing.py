@@ -4,7 +4,11 @@ import importlib
 import sys
 import traceback
 
+import bstar
+import bstar_client
 from bstar.errors import ConfigurationError
+
+_OURS = tuple(path for package in (bstar, bstar_client) for path in package.__path__)
 
 
 def imported(name: str, what: str) -> object:
@@ -12,6 +16,8 @@ def imported(name: str, what: str) -> object:
     module_name, separator, path = name.partition(":")
     if not separator or not module_name or not path:
         raise ConfigurationError(f"{name!r} is no {what}: write module:name")
+    if "/" in module_name or module_name.endswith(".py"):
+        raise ConfigurationError(f"{name!r} names a file: name its module, such as shop:{path}")
     # As python -m does, so that a module is found where its author stands.
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -33,6 +39,9 @@ def _told(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error}"
     frames = traceback.extract_tb(error.__traceback__)
+    # The author's line, not ours that refuses what it says.
+    while frames and frames[-1].filename.startswith(_OURS):
+        frames.pop()
     # An import that finds nothing fails in the machinery, which says it all.
     where = frames[-1] if frames and not frames[-1].filename.startswith("<frozen") else None
     text = f"{type(error).__name__}: {error}"

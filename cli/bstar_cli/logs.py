@@ -32,9 +32,12 @@ class LogOptions:
         configure_logs(self.log_level, self.log_format)
 
 
-def configure_logs(level: str, form: str) -> None:
-    """Send every log event from ``level`` on to standard error. ``form`` is ``console`` or ``json``."""
+def configure_logs(level: str, form: str, **always: str) -> None:
+    """Send every log event from ``level`` on to standard error. ``form`` is ``console`` or ``json``;
+    ``always`` is in each event.
+    """
     shared: list[Processor] = [
+        lambda logger, method, event: {**event, **always},
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.ExtraAdder(),

@@ -12,7 +12,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -31,6 +32,8 @@ from bstar_cli.options import ServedHttp, refuse
 from bstar_client.core.figures import WorkerFigures
 
 if TYPE_CHECKING:
+    from prometheus_client import Metric
+
     from bstar.net.http_endpoint import HttpEndpoint, HttpPlace
     from bstar.net.http_server import Page
 
@@ -104,7 +107,8 @@ def run(
     logs.configure()
     module, separator, name = app.partition(":")
     refuse(not (module and separator and name), f"{app!r} names no app: write MODULE:APP, such as shop:app")
-    supervisor = _Supervisor(app, processes, limits.requests_max, limits.memory_bytes_max())
+    command = [app, logs.log_level, logs.log_format]
+    supervisor = _Supervisor(command, processes, limits.requests_max, limits.memory_bytes_max())
     place = http.place()
     watched = _Files() if reload else None
     with supervisor, _served(supervisor, place) as pages:
@@ -114,8 +118,9 @@ def run(
 class _Child:
     """One process that serves the app. ``slot`` counts from 1."""
 
-    def __init__(self, app: str, slot: int) -> None:
+    def __init__(self, command: Sequence[str], slot: int) -> None:
         self.slot = slot
+        self.is_warned = False
         self.began_at = time.monotonic()
         self.figures: list[WorkerFigures] = []
         self.is_leaving = False
@@ -124,7 +129,7 @@ class _Child:
         try:
             # A session of its own: Ctrl-C is for the parent, which lets the children finish.
             self.process = subprocess.Popen(  # noqa: S603 - our own module
-                [sys.executable, "-m", "bstar_cli.run_child", app, str(writing)],
+                [sys.executable, "-m", "bstar_cli.run_child", *command, str(slot), str(writing)],
                 stdin=subprocess.PIPE,
                 pass_fds=(writing,),
                 start_new_session=True,
@@ -185,6 +190,8 @@ class _Slot:
         self.old: list[_Child] = []
         self.deaths = 0
         self.starts_at = 0.0
+        # The change of files of which a new process could not start.
+        self.refused_at = 0.0
 
     @property
     def children(self) -> list[_Child]:
@@ -196,10 +203,13 @@ class _Supervisor:
     """Keeps ``processes`` children alive. A context manager: no child outlives it."""
 
     def __init__(
-        self, app: str, processes: int, requests_max: int | None, memory_bytes_max: int | None
+        self, command: Sequence[str], processes: int, requests_max: int | None, memory_bytes_max: int | None
     ) -> None:
         self.slots = [_Slot(number + 1) for number in range(processes)]
-        self._app = app
+        # How many processes have ended, by why.
+        self.ended: Counter[str] = Counter()
+        self._command = command
+        self._changed_at = 0.0
         self._requests_max = requests_max
         self._memory_bytes_max = memory_bytes_max
         self._log = structlog.get_logger("bstar.run")
@@ -239,7 +249,7 @@ class _Supervisor:
 
     def run(self, files: "_Files | None", told: dict[str, str]) -> int:
         """Until a signal, or a child that cannot import the app. The exit code. ``told`` goes to the log."""
-        self._log.info("starting", app=self._app, processes=len(self.slots), pid=os.getpid(), **told)
+        self._log.info("starting", app=self._command[0], processes=len(self.slots), pid=os.getpid(), **told)
         looks_at = 0.0
         while not self._signals:
             now = time.monotonic()
@@ -250,8 +260,10 @@ class _Supervisor:
                 looks_at = now + _LOOK_S
                 self._look(now)
                 if files is not None and (changed := files.changed()):
-                    self._log.info("a file has changed: starting anew", file=changed)
-                    self._start_anew()
+                    self._log.info("a file has changed: replacing all processes", file=changed)
+                    self._changed_at = now
+                    for slot in self.slots:
+                        slot.starts_at = 0.0
             if not self._reap(is_reloading=files is not None):
                 self._stop()
                 return exits.USAGE
@@ -287,7 +299,7 @@ class _Supervisor:
     # --- children -------------------------------------------------------------------------------------------
 
     def _start(self, slot: _Slot) -> _Child:
-        child = _Child(self._app, slot.number)
+        child = _Child(self._command, slot.number)
         self._selector.register(child.pipe, selectors.EVENT_READ, child)
         return child
 
@@ -311,11 +323,14 @@ class _Supervisor:
             if code is None:
                 continue
             slot = self.slots[child.slot - 1]
-            was_only = slot.child is child
+            was_only, was_next = slot.child is child, slot.next is child
             lived_s = time.monotonic() - child.began_at
             self._forget(child)
             if child.is_leaving:
                 continue
+            self.ended["died"] += 1
+            if was_next and child.began_at >= self._changed_at:
+                slot.refused_at = self._changed_at
             if code == exits.USAGE and not self._has_served and not is_reloading:
                 return False
             slot.deaths = 1 if child.is_ready and lived_s >= _SERVED_S else slot.deaths + 1
@@ -337,15 +352,6 @@ class _Supervisor:
                     return  # ``poll`` takes it; the next round sees the others
                 os.waitpid(found.si_pid, 0)
 
-    def _start_anew(self) -> None:
-        for slot in self.slots:
-            for child in slot.children:
-                if not child.is_leaving:
-                    child.leave()
-            slot.old = slot.children
-            slot.child = slot.next = None
-            slot.deaths, slot.starts_at = 0, 0.0
-
     def _look(self, now: float) -> None:
         """Replace the children that have reached a limit, one at a time."""
         for slot in self.slots:
@@ -356,6 +362,7 @@ class _Supervisor:
                 continue
             if coming.is_ready:
                 if slot.child is not None:
+                    self.ended["replaced"] += 1
                     slot.old.append(slot.child)
                     slot.child.leave()
                 slot.child, slot.next = coming, None
@@ -378,10 +385,22 @@ class _Supervisor:
                 return
 
     def _why_replaced(self, child: _Child) -> str:
+        slot = self.slots[child.slot - 1]
+        if child.began_at < self._changed_at != slot.refused_at:
+            return "a file has changed"
         if self._requests_max is not None and child.requests >= self._requests_max:
             return f"{child.requests} requests"
         if self._memory_bytes_max is not None and child.memory_bytes > self._memory_bytes_max:
-            return f"{child.memory_bytes >> 20} MiB of memory"
+            held = f"{child.memory_bytes >> 20} MiB of memory"
+            if time.monotonic() - child.began_at >= _SERVED_S:
+                return held
+            if not child.is_warned:
+                child.is_warned = True
+                self._log.warning(
+                    "a new process holds more than --memory-max: it is replaced every 10 s",
+                    process=child.slot,
+                    holds=held,
+                )
         return ""
 
 
@@ -437,11 +456,28 @@ class _Pages:
         from bstar.net.http_endpoint import metrics_page  # noqa: PLC0415
 
         self._slots = supervisor.slots
+        self._supervisor = supervisor
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         GCCollector(registry=self._registry)
+        self._registry.register(self)
         self._observed: dict[tuple[int, str], _Observed] = {}
         self._show = metrics_page(self._registry)
+
+    def collect(self) -> "Iterator[Metric]":
+        """What the parent knows of its processes."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
+
+        ended = CounterMetricFamily("bstar_run_ended", "Processes that have ended, by why.", labels=["why"])
+        for why in ("died", "replaced"):
+            ended.add_metric([why], self._supervisor.ended[why])
+        held = GaugeMetricFamily(
+            "bstar_run_memory_bytes", "Resident memory of each process.", labels=["process"]
+        )
+        for slot in self._slots:
+            if slot.child is not None:
+                held.add_metric([str(slot.number)], slot.child.memory_bytes)
+        yield from (ended, held)
 
     def metrics(self, accept: str) -> "Page":
         """Each child's services, by the number of its place."""

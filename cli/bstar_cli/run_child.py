@@ -9,14 +9,18 @@ import msgspec
 from bstar.errors import BstarError, ConfigurationError
 from bstar_cli import exits
 from bstar_cli.importing import imported
+from bstar_cli.logs import configure_logs
 from bstar_client.app import App
 
 _REPORT_S = 0.5
 
 
 def main(arguments: list[str]) -> int:
-    """``MODULE:APP DESCRIPTOR``. The exit code: 2 if the app cannot be served, 1 if it ended by an error."""
-    name, descriptor = arguments
+    """``MODULE:APP LEVEL FORMAT SLOT DESCRIPTOR``. The exit code: 2 if the app cannot be served, 1 if it
+    ended by an error.
+    """
+    name, level, form, slot, descriptor = arguments
+    configure_logs(level, form, process=slot)
     try:
         return _serve(_find(name), int(descriptor))
     except ConfigurationError as error:

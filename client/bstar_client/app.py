@@ -29,7 +29,7 @@ from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 
 import msgspec
 
-from bstar.errors import ClosedError, ConfigurationError
+from bstar.errors import ClosedError, ConfigurationError, LocalProtocolError
 from bstar.fleet import Endpoints
 from bstar.security import Security
 from bstar_client.aio.worker import AsyncWorker
@@ -95,14 +95,18 @@ class App:
         """Decorator: the function handles the requests of service ``name``.
 
         Its first parameter is the request, or a typed body, which a second one of type Request may follow. A
-        further parameter whose type is that of a ``resource`` gets the
-        resource. ``timeout`` is ``handler_timeout_s`` of ``Worker``, in seconds; the others are its own.
-        ``threads`` is for functions that are not async.
+        further parameter whose type is that of a ``resource`` gets the resource. ``timeout`` is
+        ``handler_timeout_s`` of ``Worker``, in seconds; the others are its own. ``threads`` is for functions
+        that are not async.
         """
+        told: object = name
+        if not isinstance(told, str) or not told:
+            raise ConfigurationError(f'@app.service takes a name, @app.service("price"), not {name!r}')
         if name in self.services:
             raise ConfigurationError(f"service {name!r} is declared twice")
 
         def declare(function: _Function) -> _Function:
+            self._check(function, f"service {name!r}")
             options = {"credit": credit, "handler_timeout_s": timeout, "dedupe": dedupe, "hooks": hooks}
             if _is_async(function):
                 if threads is not None:
@@ -121,6 +125,7 @@ class App:
         at the end. An async one lives in the event loop, and async functions alone can take its value. It may
         take the resources declared before it.
         """
+        self._check(function, "a resource")
         kind = _yielded(function)
         if kind in self._resources:
             raise ConfigurationError(f"two resources are of type {kind.__qualname__}")
@@ -129,11 +134,13 @@ class App:
 
     def startup(self, function: _Function) -> _Function:
         """Decorator: call it before the services begin, with the resources that it takes."""
+        self._check(function, "startup")
         self._startup.append(function)
         return function
 
     def shutdown(self, function: _Function) -> _Function:
         """Decorator: call it after the services have ended, with the resources that it takes."""
+        self._check(function, "shutdown")
         self._shutdown.append(function)
         return function
 
@@ -141,11 +148,24 @@ class App:
         """Decorator: call it in place of each handler, with the request and a function that goes on.
 
         ``def log(request, call): return call(request)`` is for functions, ``async def`` with ``await
-        call(request)`` for async ones. What it returns or raises is the answer. The first one declared is the
-        outermost.
+        call(request)`` for async ones. What it returns or raises is the answer. For a handler that yields,
+        ``call`` returns the iterator of its parts, and so may it. The first one declared is the outermost.
         """
+        self._check(function, "around")
+        try:
+            inspect.signature(function).bind(None, None)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{function.__qualname__} gets the request and a function that goes on: {error}"
+            ) from None
         self._around.append(function)
         return function
+
+    def _check(self, function: object, what: str) -> None:
+        if not callable(function):
+            raise ConfigurationError(f"{what}: a function is declared, not {function!r}")
+        if self._life is not None:
+            raise ConfigurationError(f"{what} is declared too late: the App runs")
 
     # --- its life -------------------------------------------------------------------------------------------
 
@@ -244,12 +264,14 @@ class Life:
 
     def _taken(self, function: Callable[..., Any], *, is_async: bool, first: int = 0) -> dict[str, Any]:
         """The resources that the function's parameters take, by name, from parameter ``first`` on."""
-        names = list(inspect.signature(function).parameters)[first:]
-        hints = get_type_hints(function) if names else {}
+        parameters = list(inspect.signature(function).parameters.values())[first:]
+        hints = get_type_hints(function) if parameters else {}
         taken = {}
-        for name in names:
-            kind = hints.get(name)
+        for place, parameter in enumerate(parameters):
+            name, kind = parameter.name, hints.get(parameter.name)
             if not isinstance(kind, type) or kind not in self._values:
+                if not (first and place == 0 and kind is Request):
+                    self._check_parameter(function, parameter, kind)
                 continue
             if kind in self._async_kinds and not is_async:
                 raise ConfigurationError(
@@ -257,6 +279,22 @@ class Life:
                 )
             taken[name] = self._values[kind]
         return taken
+
+    def _check_parameter(
+        self, function: Callable[..., Any], parameter: inspect.Parameter, kind: object
+    ) -> None:
+        """Raise ConfigurationError if nothing would be given to this parameter."""
+        if parameter.default is not parameter.empty or parameter.kind in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        ):
+            return
+        known = ", ".join(each.__qualname__ for each in self._values) or "none"
+        named = "no annotation" if kind is None else f"type {getattr(kind, '__qualname__', kind)}"
+        raise ConfigurationError(
+            f"{function.__qualname__}: parameter {parameter.name!r} has {named}, and no resource before it "
+            f"is of that type; those that are: {known}"
+        )
 
     def _call(self, function: Callable[..., Any], loop: "Loop") -> None:
         is_async = _is_async(function)
@@ -288,9 +326,13 @@ class Life:
         threads = []
         for service in self.app.services.values():
             options = {**self.app._shared, **service.options}  # noqa: SLF001
-            endpoints, handler = options.pop("endpoints"), self.handler(service)
+            endpoints = options.pop("endpoints")
             kind: type[Worker | AsyncWorker] = AsyncWorker if service.is_async else Worker
-            worker = kind(endpoints, service.name, handler, **options)
+            try:
+                worker = kind(endpoints, service.name, self.handler(service), **options)
+            except (TypeError, ConfigurationError, LocalProtocolError) as error:
+                text = str(error).replace("handler_timeout_s", "timeout")
+                raise ConfigurationError(f"service {service.name!r}: {text}") from error
             worker.time_handlers()
             self.workers.append(worker)
         for worker in self.workers:

@@ -163,7 +163,10 @@ class WorkerCore:
         outputs: list[WorkerOutput] = []
         if self._is_late(job):
             return outputs
-        self.counters.finished += 1
+        if job.cancelled_at is None:
+            self.counters.finished += 1
+        else:
+            self.counters.cancelled += 1
         self._answer(job, self._dialect.final(job, body), outputs, now)
         self._end(job, outputs, now)
         return outputs
@@ -180,6 +183,7 @@ class WorkerCore:
                 len(body) != 1
                 or job.is_ended
                 or job.partials
+                or job.cancelled_at is not None
                 or not session.takes_batches
                 or session.connection != job.connection
                 or session.has_left
