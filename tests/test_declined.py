@@ -402,7 +402,8 @@ def test_what_a_handler_declines_is_no_failure_of_either_worker(
         assert isinstance(end, Failure)
         assert (end.text, end.is_declined, end.data) == (TEXT, True, b'{"sku":7}')
     assert seen.heard == ["no-such-sku"]
-    assert [record.name for record in caplog.records if record.levelname == "WARNING"] == [_ENDPOINTS]
+    warned = {record.name for record in caplog.records if record.levelname == "WARNING"}
+    assert warned <= {_ENDPOINTS}, "of one endpoint, unless a command of this process has silenced that"
 
 
 @pytest.mark.loopback

@@ -11,7 +11,6 @@ import pytest
 from bstar_client import Request
 from bstar_client.core.worker.dialects import Job
 from bstar_client.links.wakeup import WakeUp
-from bstar_client.sync import executor as executor_module
 from bstar_client.sync.executor import Executor
 from bstar_client.sync.leader import Leadership
 from bstar_client.sync.mailboxes import Outbox
@@ -163,18 +162,16 @@ def test_a_follower_is_promoted_when_the_lead_is_handed_off() -> None:
 class Bench:
     """A handler that takes as long as it is told, by a clock of its own."""
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, threads: int = 1, timeout_s: float | None = None
-    ) -> None:
+    def __init__(self, threads: int = 1, timeout_s: float | None = None) -> None:
         self.now = 0.0
         self.takes_s = 0.0
         self.outbox = Outbox(WakeUp())
         self.generators = 0
-        monkeypatch.setattr(executor_module, "_clock", lambda: self.now)
         self.policy = Policy(threads, timeout_s)
         worker = Worker("tcp://127.0.0.1:1", "s", self.handler, threads=threads, handler_timeout_s=timeout_s)
         self.loop = worker._loop
         self.executor = Executor(self.loop, self.outbox, self.policy, self.on_generator)
+        self.executor._clock = lambda: self.now
 
     def on_generator(self) -> None:
         self.generators += 1
@@ -189,10 +186,8 @@ class Bench:
             assert self.executor.execute(Job(0, 1, bytes(24), [b"x"])) == self.now
 
 
-def test_one_handler_that_lasts_does_not_make_a_service_slow_but_several_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bench = Bench(monkeypatch)
+def test_one_handler_that_lasts_does_not_make_a_service_slow_but_several_do() -> None:
+    bench = Bench()
     seen = [bench.policy.is_quick]
     for count, takes_s in ((1, 3_600.0), (10, 0.01), (100, 0.00001)):
         bench.handle(count, takes_s)
@@ -200,16 +195,16 @@ def test_one_handler_that_lasts_does_not_make_a_service_slow_but_several_do(
     assert seen == [True, True, False, True]
 
 
-def test_while_a_handler_lasts_the_service_is_not_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch)
+def test_while_a_handler_lasts_the_service_is_not_quick() -> None:
+    bench = Bench()
     bench.policy.note_lasting()
     assert not bench.policy.is_quick
     bench.handle(1, 0.0)
     assert bench.policy.is_quick
 
 
-def test_a_handler_that_yields_is_told_of_at_once_and_is_not_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch)
+def test_a_handler_that_yields_is_told_of_at_once_and_is_not_quick() -> None:
+    bench = Bench()
     bench.loop.handler = lambda request: (part for part in [b"a", b"b"])
     bench.handle(1, 0.0)
     assert bench.generators == 1
@@ -231,8 +226,8 @@ def test_one_thread_calls_all_handlers_however_many_come_together() -> None:
     assert Policy(1, None).may_call(100)
 
 
-def test_with_no_time_at_all_no_handler_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch, threads=2, timeout_s=0.5)
+def test_with_no_time_at_all_no_handler_is_quick() -> None:
+    bench = Bench(threads=2, timeout_s=0.5)
     assert not bench.policy.is_quick
     bench.handle(3, 0.0)
     assert not bench.policy.is_quick
