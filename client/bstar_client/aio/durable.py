@@ -32,6 +32,7 @@ class DurableCalls(Client, ABC):
 
     ``timeout`` is the time for one question to the store, failover included; the client's, unless given. A
     timeout never changes what is stored. A client of several pairs finds a request by its ``service``.
+    ``codec`` is that of a typed body, ``"json"`` or ``"msgpack"``.
     """
 
     @abstractmethod
