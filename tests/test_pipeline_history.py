@@ -48,9 +48,11 @@ SERVES = (
 )
 
 
-def incidents(runs: list[Run], events: list[Event]) -> dict[str, Incident]:
+def incidents(
+    runs: list[Run], events: list[Event], before: tuple[Event, ...] = SERVES
+) -> dict[str, Incident]:
     """Of the pair, by kind."""
-    history = History([*runs, run("client", source="client")], [*SERVES, *events])
+    history = History([*runs, run("client", source="client")], [*before, *events])
     return {each.kind: each for each in history.incidents(history.states())}
 
 
@@ -90,3 +92,13 @@ def test_the_first_sign_is_the_earlier_one_of_a_client_and_the_peer() -> None:
     found = incidents(runs, crash_at(40 * S, 300 * MS))
     assert found["crash"].detected_at_us == 40 * S + MS
     assert found["crash"].taken_over_at_us == 40 * S + 301 * MS
+
+
+def test_a_node_that_serves_since_before_its_journal_here_is_the_active_one() -> None:
+    runs = [
+        replace(run("primary", last=40 * S), began_before=True, first_state="ACTIVE", first_epoch=1),
+        replace(run("backup"), began_before=True, first_state="PASSIVE", first_epoch=1),
+    ]
+    crash = incidents(runs, crash_at(40 * S, 300 * MS), before=())["crash"]
+    assert crash.was_serving
+    assert (crash.successor, crash.taken_over_at_us, crash.epoch) == ("backup", 40 * S + 301 * MS, 2)

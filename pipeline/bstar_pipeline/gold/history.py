@@ -266,7 +266,12 @@ class History:
             ]
             node.next_started_us = min(later, default=None)
         self._losses = self._find_losses()
-        self._roles = [each for each in self._brokers if each.kind in ("active", "inactive")]
+        roles = [each for each in self._brokers if each.kind in ("active", "inactive")]
+        # What a node was when its journal here begins, a record of before tells, or its first pulse.
+        begun = (_active_from(node) for node in self._nodes.values())
+        self._roles = sorted(
+            [*roles, *(each for each in begun if each is not None)], key=attrgetter("at_us", "seq")
+        )
         for node in self._nodes.values():
             self._find_end(node)
 
@@ -711,13 +716,26 @@ _Point = tuple[int, int, int, str, dict[str, Any]]
 """A moment at which something changes: at_us, what comes first of one moment, seq, mark, and what changes."""
 
 
+def _state_at_first(node: _Node) -> str:
+    """The state that its journal here begins with."""
+    of_state = next((each.old for each in node.events if each.kind == "state"), None)
+    return of_state or node.run.first_state or node.run.node.upper()
+
+
+def _active_from(node: _Node) -> Event | None:
+    """That a node served when its journal here begins."""
+    run = node.run
+    if not run.began_before or _state_at_first(node) != "ACTIVE":
+        return None
+    return Event(run.node, run.boot, 0, run.started_at_us, run.day, "active", epoch=run.first_epoch)
+
+
 def _points(node: _Node) -> Iterable[_Point]:
     run = node.run
-    of_state = next((each.old for each in node.events if each.kind == "state"), None)
     epoch = next((each.epoch for each in node.events if each.kind == "started"), run.first_epoch)
     beginning = {
         "day": run.day,
-        "state": of_state or run.first_state or run.node.upper(),
+        "state": _state_at_first(node),
         "epoch": epoch or 0,
         "event": "START",
         "text": "The process began.",
