@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from bstar_client import CallFuture, HAClient, OutcomeUnknownError
+from bstar_client import CallFuture, HAClient, OutcomeUnknownError, Reply
 from bstar_testing import Pair, wait_until
 
 pytestmark = pytest.mark.timeout(600)
@@ -73,7 +73,7 @@ class Load:
         self.answers: dict[int, bytes] = {}
         self.unknown: set[int] = set()
         self.once: set[int] = set()
-        self.left: list[CallFuture] = []
+        self.left: list[CallFuture[Reply]] = []
 
     def ask(self) -> None:
         """Call after call. Every fifth is given up, every third is forbidden to run twice."""

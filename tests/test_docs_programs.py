@@ -111,7 +111,7 @@ def test_the_tutorial(tmp_path: Path) -> None:
         write(tmp_path, "tutorial.md", pair.nodes, names)
         with running(tmp_path, "-m", "bstar_cli", "run", "shop:app", "--processes", "2"):
             priced, declined, misfit, later = run(tmp_path, "ask.py")
-            assert (priced, declined, later) == ("2500", "no-such-sku [7, 8]", "b'{\"cents\":990}'")
+            assert (priced, declined, later) == ("2500", "no-such-sku [7, 8]", "Price(cents=990)")
             assert misfit.startswith("bad-body: ")
             with subprocess.Popen(
                 [sys.executable, "loop.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True

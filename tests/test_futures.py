@@ -55,6 +55,14 @@ def test_a_failure_is_raised_by_result_and_told_by_exception(client: HAClient) -
         future.result()
 
 
+def test_a_future_of_a_typed_reply(client: HAClient) -> None:
+    future = client.begin("echo", {"count": 7}, reply=dict[str, int])
+    assert future.result(LIMIT_S) == {"count": 7}
+    misfit = client.begin("echo", {"count": 7}, reply=int)
+    with pytest.raises(HandlerError):
+        misfit.result(LIMIT_S)
+
+
 def test_a_call_has_its_own_deadline_and_result_another(client: HAClient) -> None:
     future = client.begin("nobody", b"", timeout=1.0)
     with pytest.raises(TimeoutError):

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
-from typing import Self
+from typing import Any, Self
 
 from bstar.errors import ClosedError, ForkedError, LocalProtocolError, NoActiveNodeError
 from bstar_client.aio.client_loop import ClientLoop
@@ -38,10 +38,15 @@ class AsyncCaller(ClientBase):
         finally:
             loop.end(call)
 
-    def _start(self, make_call: Callable[[Answer], Call]) -> CallFuture:
-        """Make the call for a sink, send it now, and return the task that awaits its reply."""
+    def _start(self, make_call: Callable[[Answer], Call], read: Callable[[Reply], Any]) -> CallFuture[Any]:
+        """Make the call for a sink, send it now, and return the task of what ``read`` makes of its reply."""
         answer = self._sink()
-        return asyncio.get_running_loop().create_task(self._reply_to(make_call(answer), answer))
+        call = make_call(answer)
+
+        async def result() -> Any:  # Any: the caller's
+            return read(await self._reply_to(call, answer))
+
+        return asyncio.get_running_loop().create_task(result())
 
     async def _replies_of(self, make_call: Callable[[Feed], Call]) -> AsyncGenerator[Reply, None]:
         """Make the call of a stream for a sink, send it and yield its replies."""

@@ -2,6 +2,4 @@
 
 import asyncio
 
-from bstar_client.core.calls import Reply
-
-CallFuture = asyncio.Task[Reply]
+CallFuture = asyncio.Task

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import islice
-from typing import Self
+from typing import Any, Self
 
 from bstar.errors import BstarError, ClosedError, ForkedError, NoActiveNodeError
 from bstar_client.calls.client_base import ClientBase
@@ -40,17 +40,20 @@ class Caller(ClientBase):
             if not call.is_done:
                 self._abandon(call)
 
-    def _start(self, make_call: Callable[[CallFuture], Call]) -> CallFuture:
-        """Make the call for a sink, send it now, and return the future of its reply."""
+    def _start(
+        self, make_call: Callable[[CallFuture[Any]], Call], read: Callable[[Reply], Any]
+    ) -> CallFuture[Any]:
+        """Make the call for a sink, send it now, and return the future of what ``read`` makes of it."""
         self._check()
         future = self._new_future()
+        future.read = read
         future.call = call = make_call(future)
         self._loop.unawaited.add(future)
         self._loop.begin([call])
         self._loop.nudge()
         return future
 
-    def _new_future(self) -> CallFuture:
+    def _new_future(self) -> CallFuture[Any]:
         return CallFuture(self._loop.unawaited, self._abandon, self._explain)
 
     def _replies_of(self, make_call: Callable[[Sink], Call]) -> Generator[Reply, None, None]:

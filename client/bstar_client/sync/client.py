@@ -112,24 +112,45 @@ class HAClient(Caller, DurableCalls):
         answer = self._ask(ask, idempotent=idempotent)
         return answer if reply is None else read_frames(answer.frames, reply, codec, reply_of(service))
 
+    @overload
     def begin(
         self,
         service: str | bytes,
-        body: Body,
+        body: Body | Value,
         *,
+        reply: None = None,
+        **options: Unpack[RequestOptions],
+    ) -> CallFuture[Reply]: ...
+
+    @overload
+    def begin(
+        self, service: str | bytes, body: Body | Value, *, reply: type[T], **options: Unpack[RequestOptions]
+    ) -> CallFuture[T]: ...
+
+    def begin(
+        self,
+        service: str | bytes,
+        body: Body | Value,
+        *,
+        reply: type[Any] | None = None,
+        codec: Codec | None = None,
         timeout: Timeout = DEFAULT,
         idempotent: bool = True,
         key: bytes | str | None = None,
         urgent: bool = False,
         headers: Mapping[str, str] | None = None,
-    ) -> CallFuture:
+    ) -> CallFuture[Any]:
         """Send a request and return at once: a ``concurrent.futures.Future`` of its reply.
 
-        ``result()`` is the Reply or raises what ``request`` raises. ``cancel()`` gives the call up and
+        ``result()`` is what ``request`` returns, or raises what it raises. ``cancel()`` gives the call up and
         cancels the request, also at its worker. The arguments are those of ``request``.
         """
-        ask = Ask(body, key, timeout, service, urgent, headers)
-        return self._start(lambda sink: self._requests.call(ask, sink, idempotent=idempotent))
+        ask = Ask(body, key, timeout, service, urgent, headers, codec)
+
+        def read(answer: Reply) -> Any:
+            return answer if reply is None else read_frames(answer.frames, reply, codec, reply_of(service))
+
+        return self._start(lambda sink: self._requests.call(ask, sink, idempotent=idempotent), read)
 
     def _ask(self, ask: Ask, *, idempotent: bool = True, pair: int | None = None) -> Reply:
         sink = self._sink()

@@ -23,6 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import zmq
 
@@ -64,7 +65,7 @@ class ClientLoop:
         self._core = core
         self._delivery = delivery
         # Futures without an outcome. No thread leads for them, so the standby does.
-        self.unawaited: set[CallFuture] = set()
+        self.unawaited: set[CallFuture[Any]] = set()
         self._inbox: deque[Call] = deque()
         self._abandoned: deque[Call] = deque()
         self._lead = Leadership(self._promote)

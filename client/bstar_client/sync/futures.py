@@ -3,29 +3,34 @@
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from typing import Any, TypeVar
 
 from bstar.errors import BstarError, NoActiveNodeError
 from bstar_client.core.calls import Call, Outcome, Reply
 
+T = TypeVar("T")
 
-class CallFuture(Future[Reply]):
+
+class CallFuture(Future[T]):
     """The future of a reply. ``wait``, ``as_completed`` and ``asyncio.wrap_future`` take it.
 
-    ``result()`` returns the Reply or raises what ``request`` raises. ``cancel()`` gives the call up and
-    cancels the request, also at its worker; False if it has ended. Callbacks run in a thread of the client's
-    and must not wait for the client.
+    ``result()`` returns what ``request`` returns, or raises what it raises. ``cancel()`` gives the call up
+    and cancels the request, also at its worker; False if it has ended. Callbacks run in a thread of the
+    client's and must not wait for the client.
     """
 
     # It is the call's sink as well (``calls.delivery``).
 
     def __init__(
         self,
-        unawaited: "set[CallFuture]",
+        unawaited: "set[CallFuture[Any]]",
         give_up: Callable[[Call], None],
         explain: Callable[[NoActiveNodeError], None],
     ) -> None:
         super().__init__()
         self.call: Call | None = None
+        # Makes the result of the reply.
+        self.read: Callable[[Reply], T]
         self._unawaited = unawaited
         self._give_up = give_up
         self._explain = explain
@@ -43,7 +48,7 @@ class CallFuture(Future[Reply]):
             self._give_up(call)
         return True
 
-    def result(self, timeout: float | None = None) -> Reply:
+    def result(self, timeout: float | None = None) -> T:
         """The reply, within ``timeout`` seconds or TimeoutError."""
         try:
             return super().result(timeout)
@@ -60,8 +65,13 @@ class CallFuture(Future[Reply]):
         with suppress(InvalidStateError):  # it was cancelled
             if isinstance(outcome, BstarError):
                 self.set_exception(outcome)
+                return
+            try:
+                result = self.read(outcome)
+            except BstarError as error:
+                self.set_exception(error)
             else:
-                self.set_result(outcome)
+                self.set_result(result)
 
 
 def _explained(_: NoActiveNodeError) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from bstar.errors import BstarError, ClosedError, NoActiveNodeError
 from bstar_client import AsyncHAClient, HAClient
-from bstar_client.core.calls import Call, Outcome, Reply
+from bstar_client.core.calls import Call, Outcome
 from bstar_client.core.outputs import ClientCore
 from bstar_client.sync.futures import CallFuture
 from bstar_testing.memory.links import MemoryLinks
@@ -45,7 +45,7 @@ class MemoryClient(HAClient):
     def _new_loop(self) -> "ClientLoop":
         return cast("ClientLoop", MemoryLoop(self._net, self._core, self._delivery))
 
-    def _new_future(self) -> CallFuture:
+    def _new_future(self) -> CallFuture[Any]:
         return MemoryFuture(self._net.world, self._loop.unawaited, self._abandon, self._explain)
 
     def _pause(self, seconds: float) -> None:
@@ -67,7 +67,7 @@ class AsyncMemoryClient(AsyncHAClient):
         """There is nothing to find at endpoints in memory."""
 
 
-class MemoryFuture(CallFuture):
+class MemoryFuture(CallFuture[Any]):
     """The future of a call. Who asks for its result lets the pair go on; for ``concurrent.futures.wait`` and
     callbacks, which do not ask, a thread does.
     """
@@ -86,7 +86,7 @@ class MemoryFuture(CallFuture):
                 target=self._world.drive, args=(self.done,), name="bstar-client", daemon=True
             ).start()
 
-    def result(self, timeout: float | None = None) -> Reply:
+    def result(self, timeout: float | None = None) -> Any:
         """The reply, within ``timeout`` seconds of the pair's time or TimeoutError."""
         self._drive_here(timeout)
         return super().result(0)
@@ -123,7 +123,7 @@ class MemoryLoop:
 
     def __init__(self, net: MemoryNet, core: ClientCore, delivery: "Delivery") -> None:
         self.is_closing = False
-        self.unawaited: set[CallFuture] = set()
+        self.unawaited: set[CallFuture[Any]] = set()
         self._world = net.world
         self._core = core
         self._delivery = delivery
