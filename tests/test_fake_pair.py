@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 
 from bstar.errors import ConfigurationError
-from bstar_client import App, CallTimeoutError, HAClient, HandlerError, LocalProtocolError, Request
+from bstar_client import (
+    App,
+    CallTimeoutError,
+    ClosedError,
+    HAClient,
+    HandlerError,
+    LocalProtocolError,
+    OutcomeUnknownError,
+    Request,
+)
 from bstar_testing import FakePair, HarnessError, Pair, fake
 from bstar_testing.memory import world
 
@@ -313,6 +322,21 @@ def test_a_future_has_its_reply_when_somebody_asks() -> None:
         with pytest.raises(TimeoutError):
             unknown.result(timeout=1)
         assert isinstance(unknown.exception(), CallTimeoutError)
+
+
+@pytest.mark.parametrize(
+    ("is_connected", "error"), [(False, ClosedError), (True, OutcomeUnknownError)], ids=["not sent", "sent"]
+)
+def test_a_future_that_is_left_behind_ends_with_its_client(
+    is_connected: bool, error: type[BaseException]
+) -> None:
+    """It never ended: what had begun was dropped with the pair."""
+    with fake({"echo": echo}) as client:
+        if is_connected:
+            client.request("echo", b"")
+        call = client.begin("echo", b"")
+    assert call.done()
+    assert isinstance(call.exception(timeout=0.5), error)
 
 
 def test_futures_may_be_waited_for() -> None:

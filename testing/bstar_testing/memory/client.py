@@ -127,6 +127,8 @@ class MemoryLoop:
         self._world = net.world
         self._core = core
         self._delivery = delivery
+        # Calls that have begun; nothing is sent while code runs.
+        self._begun: list[Call] = []
         self._abandoned: list[Call] = []
         self._links = delivery.links = cast("Any", net.new_links(poll=self))
         delivery.perform(core.restart((), self._world.now))
@@ -140,7 +142,13 @@ class MemoryLoop:
             for call in calls:
                 call.sink.put(((call, cast("BstarError", error)),))
             return
-        self._world.post(lambda: self._delivery.perform(self._core.submit_all(calls, self._world.now)))
+        self._begun.extend(calls)
+        self._world.post(self._send_begun)
+
+    def _send_begun(self) -> None:
+        begun, self._begun = self._begun, []
+        if begun:
+            self._delivery.perform(self._core.submit_all(begun, self._world.now))
 
     def nudge(self) -> None:
         """What was sent arrives as soon as somebody waits."""
@@ -170,6 +178,7 @@ class MemoryLoop:
         if not self.is_closing:
             self.is_closing = True
             self._world.timed.remove(self)
+            self._send_begun()
             self._delivery.perform(self._core.close(self._world.now))
             self._links.end()
             if self._delivery.journal is not None:
