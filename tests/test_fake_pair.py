@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -382,6 +383,72 @@ def test_in_an_event_loop_time_passes_with_asyncio_sleep() -> None:
 
     with pytest.raises(ConfigurationError, match=r"await asyncio\.sleep"):
         asyncio.run(run())
+
+
+@pytest.mark.parametrize("wait_s", [-1, math.inf, math.nan, "x", None, True])
+def test_only_a_number_of_seconds_can_pass(wait_s: Any) -> None:
+    made = fake({})
+    with (
+        made,
+        pytest.raises((ConfigurationError, TypeError), match="time that passes is a number of seconds"),
+    ):
+        made.pass_time(wait_s)
+
+
+@pytest.mark.parametrize("use", ["request", "begin", "pass_time"])
+def test_a_pair_in_memory_is_used_in_its_block(use: str) -> None:
+    """Before it, a call ended after 30 s of virtual time without an active node."""
+    made = fake({"echo": echo})
+    client = made.client()
+    acts: dict[str, Callable[[], object]] = {
+        "request": lambda: client.request("echo", b""),
+        "begin": lambda: client.begin("echo", b""),
+        "pass_time": lambda: made.pass_time(1),
+    }
+    with pytest.raises(ConfigurationError, match=r"with fake\("):
+        acts[use]()
+    with made:
+        acts[use]()
+    client = made.client()
+    with pytest.raises(ConfigurationError, match="has ended"):
+        acts[use]()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("place", ["with", "no block", "another loop", "after it"])
+def test_an_async_client_is_refused_where_its_pair_lives_in_no_event_loop(place: str) -> None:
+    """Its first call waited for ever."""
+    made = fake({"echo": echo})
+
+    async def ask() -> None:
+        await made.async_client().request("echo", b"")
+
+    async def enter() -> None:
+        async with made:
+            if place == "another loop":
+                await asyncio.to_thread(asyncio.run, ask())
+
+    def use() -> None:
+        if place == "with":
+            with made:
+                asyncio.run(ask())
+        if place in ("another loop", "after it"):
+            asyncio.run(enter())
+        asyncio.run(ask())
+
+    with pytest.raises(ConfigurationError, match=r"async with fake\("):
+        use()
+
+
+def test_a_pair_in_an_event_loop_may_have_many_async_clients() -> None:
+    made = fake({"echo": echo})
+    early = made.async_client()
+
+    async def run() -> list[bytes]:
+        async with made, made.async_client() as client:
+            return [(await each.request("echo", b"x")).body for each in (early, client)]
+
+    assert asyncio.run(run()) == [b"x", b"x"]
 
 
 # --- a handler alone ----------------------------------------------------------------------------------------

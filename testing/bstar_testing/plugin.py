@@ -22,7 +22,9 @@ def fake_services() -> Mapping[str, Callable[..., Any]]:
 
 @pytest.fixture
 def fake_pair(fake_services: Mapping[str, Callable[..., Any]]) -> Iterator[FakePair]:
-    """A pair in memory, for a test that is no coroutine: ``fake_pair.client()``."""
+    """A pair in memory, for a test that is no coroutine: ``fake_pair.client()``. A coroutine enters a pair
+    of its own: ``async with fake(…) as client``.
+    """
     made = bstar_testing.fake(fake_services)
     with made:
         yield made

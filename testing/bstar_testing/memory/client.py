@@ -1,11 +1,12 @@
 """The clients of a pair in memory: ``HAClient`` and ``AsyncHAClient``, whose messages stay in the process."""
 
+import asyncio
 import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from bstar.errors import BstarError, ClosedError, NoActiveNodeError
+from bstar.errors import BstarError, ClosedError, ConfigurationError, NoActiveNodeError
 from bstar_client import AsyncHAClient, HAClient
 from bstar_client.core.calls import Call, Outcome
 from bstar_client.core.outputs import ClientCore
@@ -15,6 +16,7 @@ from bstar_testing.memory.node import MemoryNode
 from bstar_testing.memory.world import World
 
 if TYPE_CHECKING:
+    from bstar_client.aio.client_loop import ClientLoop as AsyncClientLoop
     from bstar_client.calls.delivery import Delivery
     from bstar_client.sync.client_loop import ClientLoop, Sink
 
@@ -62,6 +64,15 @@ class AsyncMemoryClient(AsyncHAClient):
     def __init__(self, net: MemoryNet, **options: Any) -> None:
         self._net: MemoryNet = net
         super().__init__(net.endpoints, **options)
+
+    def _open(self) -> "AsyncClientLoop":
+        """The loop. Elsewhere than in the pair's event loop nothing would ever happen."""
+        if not self._is_closed and self._net.world.event_loop is not asyncio.get_running_loop():
+            raise ConfigurationError(
+                "an async client needs a pair that lives in its event loop: "
+                "enter the pair there, async with fake(…) as client"
+            )
+        return super()._open()
 
     async def _explain(self, error: NoActiveNodeError) -> None:
         """There is nothing to find at endpoints in memory."""
@@ -142,6 +153,7 @@ class MemoryLoop:
             for call in calls:
                 call.sink.put(((call, cast("BstarError", error)),))
             return
+        self._world.check_open()
         self._begun.extend(calls)
         self._world.post(self._send_begun)
 

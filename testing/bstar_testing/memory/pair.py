@@ -11,7 +11,7 @@ from typing import Any
 from bstar.errors import ConfigurationError
 from bstar_client import AsyncHAClient, HAClient
 from bstar_client.app import App, Life, ThreadLoop
-from bstar_client.arguments.checks import is_any
+from bstar_client.arguments.checks import is_any, to_seconds
 from bstar_testing.memory.client import AsyncMemoryClient, MemoryClient, MemoryNet
 from bstar_testing.memory.clock import PrivateLoop, VirtualTime
 from bstar_testing.memory.node import Faults, MemoryNode
@@ -48,7 +48,6 @@ class FakePair:
 
     def __init__(self, handlers: Handlers | App, **options: Any) -> None:
         self._options = options
-        self._is_begun = False
         self._world = World()
         self._faults = Faults()
         self._nodes = [MemoryNode(self._world, role, self._faults) for role in ("primary", "backup")]
@@ -101,6 +100,8 @@ class FakePair:
             raise ConfigurationError(
                 "the pair's time is that of the event loop: await asyncio.sleep(seconds)"
             )
+        seconds = to_seconds(seconds, "the time that passes", may_be_zero=True)
+        self._world.check_open()
         self._world.pass_time(seconds)
 
     # --- clients --------------------------------------------------------------------------------------------
@@ -112,7 +113,7 @@ class FakePair:
         return client
 
     def async_client(self, **options: Any) -> AsyncHAClient:
-        """One more client for asyncio."""
+        """One more client for asyncio, of a pair that its event loop has entered with ``async with``."""
         client = AsyncMemoryClient(self._net, **{**self._options, **options})
         self._async_clients.append(client)
         return client
@@ -120,9 +121,9 @@ class FakePair:
     # --- with -----------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        if self._is_begun:
+        if self._world.has_begun:
             raise ConfigurationError("a pair in memory serves one block: make a new one")
-        self._is_begun = True
+        self._world.has_begun = True
         for node in self._nodes:
             node.start()
 
@@ -202,6 +203,7 @@ class FakePair:
         self._loop = asyncio.get_running_loop()
         self._time = VirtualTime(self._loop, self._world.clock, self._jump)
         self._world.on_work = self._soon
+        self._world.event_loop = self._loop
         try:
             self._start()
             if self._life is not None:
@@ -229,7 +231,7 @@ class FakePair:
         for each in self._async_workers:
             await each.close()
         await self._in_order(self._resources.close)
-        self._world.on_work = None
+        self._world.on_work = self._world.event_loop = None
         for handle in (self._timer, self._next):
             if handle is not None:
                 handle.cancel()

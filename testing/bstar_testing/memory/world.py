@@ -8,6 +8,7 @@ the events meanwhile.
 
 import threading
 import time
+from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
 
+from bstar.errors import ConfigurationError
 from bstar_testing.memory.clock import PrivateLoop, VirtualClock
 from bstar_testing.processes import HarnessError
 
@@ -51,6 +53,9 @@ class World:
         # Where async handlers run if the client is one for threads.
         self.private_loop: PrivateLoop | None = None
         self.on_work: Callable[[], object] | None = None
+        # The event loop whose time is the pair's, for the length of its block.
+        self.event_loop: AbstractEventLoop | None = None
+        self.has_begun = False
         self._events: deque[Callable[[], object]] = deque()
         self._jobs: deque[Job] = deque()
         self._later: list[tuple[float, int, Callable[[], object]]] = []
@@ -184,6 +189,13 @@ class World:
             self._is_over = True
             for each in ends:
                 each()
+
+    def check_open(self) -> None:
+        """ConfigurationError before its block and after it."""
+        if not self.has_begun:
+            raise ConfigurationError("the pair has not begun: enter it first, with fake(…) as client")
+        if self._is_over:
+            raise ConfigurationError("the block of this pair has ended: make a new pair")
 
     def pass_time(self, seconds: float) -> None:
         """Go on for so long."""
