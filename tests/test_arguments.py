@@ -20,13 +20,19 @@ from bstar_cli.main import main
 from bstar_cli.worker import find_handler
 from bstar_client import (
     Ask,
+    AsyncFreelance,
     AsyncHAClient,
+    AsyncLazyPirateClient,
+    AsyncStarClient,
     AsyncWorker,
     CallFailed,
+    Freelance,
     HAClient,
+    LazyPirateClient,
     LinkSettings,
     ReplyMemory,
     Request,
+    StarClient,
     Worker,
     WorkerHooks,
     node_states,
@@ -310,6 +316,15 @@ def test_an_unknown_option_is_refused_by_the_name_of_the_class(kind: Callable[..
         TypeError, match=rf"^{kind.__name__} has no option 'retries'; its options: pins, dialect"
     ):
         kind(**options, retries=3)
+
+
+@pytest.mark.parametrize(
+    "kind", [LazyPirateClient, AsyncLazyPirateClient, StarClient, AsyncStarClient, Freelance, AsyncFreelance]
+)
+def test_a_client_without_a_broker_ignores_no_option(kind: Callable[..., Any]) -> None:
+    """A misspelt one was dropped."""
+    with pytest.raises(TypeError, match=rf"^{kind.__name__} has no option 'retries'"):
+        kind([NODE], retries=3)
 
 
 def test_a_subclass_with_options_of_its_own_is_made() -> None:

@@ -69,6 +69,9 @@ class Brokerless(ClientBase):
         is_router: bool = False,
     ) -> None:
         """Check what all of them take, and begin. ``new_core`` gets the endpoints and ``outstanding_max``."""
+        for name in options:
+            if name not in Shared.__annotations__:
+                raise TypeError(f"{type(self).__name__} has no option {name!r}")
         link, security = options.get("link"), options.get("security")
         context, on_event = options.get("context"), options.get("on_event")
         if isinstance(endpoints, str):
