@@ -134,6 +134,7 @@ def test_a_changed_file_replaces_all_and_one_that_cannot_be_imported_none(pair: 
         assert serving(client, 1) == first
         write(tmp_path, pair, "another")
         serving(client, 1, without=first)
+        wait_gone(first)  # until then some requests may go there
         assert client.request("word", b"").body == b"another"
 
 
