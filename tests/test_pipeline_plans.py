@@ -52,7 +52,7 @@ def plans(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict
     lines = journal_files.lines_of(spark, journal_files.find_files(spark, [str(folder / "journals")]))
     typed = table("typed", bronze.typed(lines))
     records = table("records", frame(spark, [run]).select(*RECORDS.names))
-    runs = frame_of(spark, silver.runs(silver.facts(records)), table_schema("silver.runs"))
+    runs = frame_of(spark, silver.runs(silver.facts(records)[0]), table_schema("silver.runs"))
     requests = table("requests", silver.requests(records, runs))
     seconds = frame_of(spark, [], outages.SECOND)
     frames = {

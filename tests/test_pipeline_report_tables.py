@@ -12,10 +12,11 @@ import pytest
 from bstar.errors import ConfigurationError
 from bstar_cli import exits
 from bstar_cli.main import main
-from bstar_pipeline import report, sketch
+from bstar_pipeline import sketch
 from bstar_pipeline.report import asking, collect
 from bstar_pipeline.report.content import Hit, Promise
 from bstar_pipeline.report.folder import open_folder
+from bstar_pipeline.report.page import render
 from bstar_pipeline.report.reading import STEPS_MAX, open_tables, step_us
 from bstar_pipeline.report.words import worst_outage
 from support.planted_tables import save
@@ -204,12 +205,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_the_page_shows_what_the_tables_say_and_no_more_than_fits(
-    local: SparkSession, root: Path, tmp_path: Path
-) -> None:
+def test_the_page_shows_what_the_tables_say_and_no_more_than_fits(local: SparkSession, root: Path) -> None:
     parts: list[str] = []
-    out = tmp_path / "report.html"
-    content = report.write(local, str(root), out, pair="orders", progress=parts.append)
+    content = collect(open_tables(local, str(root), pair="orders", is_of_one_pair=True), parts.append)
 
     assert len(parts) > 4
     assert (content.from_us, content.until_us) == (NOON, NOON + 2 * MINUTE + 1)
@@ -268,11 +266,12 @@ def test_the_page_shows_what_the_tables_say_and_no_more_than_fits(
     assert len(content.quality.samples[0][2]) == 200
     assert (content.quality.missing, content.quality.dropped, content.quality.duplicates) == (4, 2, 5)
     assert {each.node for each in content.runs} == {"primary", "backup"}
-    assert "Violated: 3 requests were lost." in out.read_text(encoding="utf-8")
+    assert "Violated: 3 requests were lost." in render(content, made_at_us=NOON)
 
 
 def test_a_part_of_the_time_is_a_part_of_the_numbers(local: SparkSession, root: Path) -> None:
-    content = collect(local, str(root), pair="orders", from_us=NOON + 10_000_000, until_us=NOON + 20_000_000)
+    period = {"from_us": NOON + 10_000_000, "until_us": NOON + 20_000_000}
+    content = collect(open_tables(local, str(root), pair="orders", **period, is_of_one_pair=True))
     assert content.requests == 100
     assert content.step_us == 100_000
     assert content.verdicts
@@ -293,12 +292,12 @@ def test_what_cannot_be_reported_is_said(
     local: SparkSession, root: Path, choice: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=told):
-        collect(local, str(root), **choice)
+        open_tables(local, str(root), **choice, is_of_one_pair=True)
 
 
 def test_a_folder_without_tables_is_said_to_be_one(local: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="bstar pipeline run"):
-        collect(local, str(tmp_path))
+        open_tables(local, str(tmp_path))
 
 
 @pytest.mark.parametrize("days", [0.0001, 0.01, 0.1, 1, 7, 365, 3_650])

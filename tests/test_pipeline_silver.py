@@ -225,7 +225,7 @@ def test_requests_of_nodes_are_the_same_whether_all_are_grouped_or_only_the_repe
     from bstar_pipeline.schema import table_schema
 
     bronze = frame(local, _nodes())
-    runs = frame_of(local, module.runs(module.facts(bronze)), table_schema("silver.runs"))
+    runs = frame_of(local, module.runs(module.facts(bronze)[0]), table_schema("silver.runs"))
     again = module.repeated(bronze)
     # c-moved, c-given-up and c-twice; what plain clients sent to two nodes are two requests.
     assert again.count() == 3

@@ -47,7 +47,7 @@ def _run(session: SparkSession, root: str, parts: list[Part], *rows: tuple[str, 
 
     with store.writing(session, root) as writer:
         writer.replace(_frame(session, *rows), NAME, parts)
-        writer.commit([], {}, [])
+        writer.commit()
 
 
 def test_a_table_that_a_run_does_not_write_stays(session: SparkSession, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_table_that_a_run_does_not_write_stays(session: SparkSession, tmp_path
 
     _run(session, str(tmp_path), [], ("a", MONDAY, "p"))
     with store.writing(session, str(tmp_path)) as writer:
-        writer.commit([], {}, [])
+        writer.commit()
     assert _held(session, str(tmp_path)) == {("a", MONDAY, "p")}
 
 
@@ -95,7 +95,7 @@ def test_compaction_and_retention_change_no_row_of_what_stays(session: SparkSess
     for row in (("a", MONDAY, "p"), ("b", TUESDAY, "p"), ("c", TUESDAY, "p"), ("d", TUESDAY, "q")):
         with store.writing(session, root) as writer:
             writer.keep(NAME, [*writer.carried(NAME, []), *writer.write(_frame(session, row), NAME)])
-            writer.commit([], {"journal": 1}, [])
+            writer.commit(read={"journal": 1})
     opened = store.snapshot(session, root)
     assert store.compact(session, root) == 2
     assert {row.line for row in store.read(session, opened, NAME).collect()} == set("abcd")

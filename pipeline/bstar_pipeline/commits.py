@@ -92,8 +92,9 @@ class Manifest(msgspec.Struct, frozen=True):
     """One run: ``tables`` by name, and ``made``, what is in them. ``before`` is the run that it follows.
 
     ``read``: the journals whose records are in the tables, by path, with their length when they were read.
-    ``unmade``: days and pairs whose records are newer than their other tables. ``horizon``: the first day
-    that stays (``store.retain``): records of days before are left out.
+    ``unmade``: days and pairs whose records are newer than their other tables. ``until_us``: when the last
+    record of each pair was written. ``horizon``: the first day that stays (``store.retain``): records of days
+    before are left out.
     """
 
     run: str
@@ -103,6 +104,7 @@ class Manifest(msgspec.Struct, frozen=True):
     made: list[Made] = []
     read: dict[str, int] = {}
     unmade: list[tuple[dt.date, str]] = []
+    until_us: dict[str, int] = {}
     horizon: dt.date = dt.date.min
     version: int = VERSION
 

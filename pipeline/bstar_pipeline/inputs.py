@@ -17,7 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline import bronze, engine, journal_files
-from bstar_pipeline.local_journals import ROWS, SHAPE, TRUNCATED, files_at, read
+from bstar_pipeline.local_journals import ROWS, SHAPE, TRUNCATED, files_at, is_whole, read
+from bstar_pipeline.pair_rows import collected
 
 # Rows of one row group.
 _ROWS_MAX = 100_000
@@ -38,8 +39,8 @@ class Inputs(Protocol):
         Raises an error of which ``journal_files.is_gone`` says so if a file is gone since it was listed.
         """
 
-    def unpacked(self, packed: Sequence[str]) -> DataFrame:
-        """Those of some packed files (few) that can be unpacked to their end: ``file``."""
+    def unpacked(self, packed: Sequence[str]) -> set[str]:
+        """Those of some packed files (few) that can be unpacked to their end."""
 
 
 def open_inputs(
@@ -51,12 +52,6 @@ def open_inputs(
     the files themselves. Raises ConfigurationError if a path has none.
     """
     return _Local(spark, paths, since) if engine.is_local(spark) else _OnSpark(spark, paths, since, folder)
-
-
-def listing(spark: SparkSession, files: Sequence[str]) -> DataFrame:
-    """Paths as a DataFrame: ``file``."""
-    # By Arrow: of a list of Python's, Spark makes rows in Python processes on the executors.
-    return spark.createDataFrame(pa.table({"file": pa.array(files, pa.string())}), "file STRING")
 
 
 class _OnSpark:
@@ -76,8 +71,10 @@ class _OnSpark:
         _ = lines.columns
         return lines
 
-    def unpacked(self, packed: Sequence[str]) -> DataFrame:
-        return journal_files.unpacked(self._spark, packed)
+    def unpacked(self, packed: Sequence[str]) -> set[str]:
+        if journal_files.are_here(self._spark, packed):
+            return {file for file in packed if is_whole(journal_files.place_of(file))}
+        return {row["file"] for row in collected(journal_files.unpacked(self._spark, packed))}
 
 
 class _Local:
@@ -122,8 +119,8 @@ class _Local:
         files = pa.repeat(pa.scalar(uri, pa.string()), batch.num_rows)
         return batch.set_column(place, "file", files)
 
-    def unpacked(self, packed: Sequence[str]) -> DataFrame:
-        return listing(self._spark, [file for file in packed if file not in self._torn])
+    def unpacked(self, packed: Sequence[str]) -> set[str]:
+        return {*packed} - self._torn
 
 
 def _uri(path: str) -> str:

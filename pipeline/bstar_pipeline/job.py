@@ -6,9 +6,10 @@ and all other tables of these are made anew. Each step is written before the nex
 computed twice. Independent tables are written side by side, because Spark plans a query on one core. At the
 end the run is committed (``bstar_pipeline.commits``): until then a reader sees the tables as they were.
 
-Days of a pair are made from the first one that is touched to its last one, since processes and their states
-go on over midnight. Of two days before that the job reads records as well: they tell who the processes are
-that go on, and those of the last hour belong to requests of which others have later ones.
+Days of a pair are made from that of an hour before the first new record to its last one, since processes and
+requests go on over midnight. Of two days before that the job reads records as well: they tell who the
+processes are that go on, what had happened to them, and those of the last hour belong to requests of which
+others have later ones. The incidents of the day before are written again if more is known of them.
 
 The driver gets to know names of files, which days and pairs there are, counts, and of each pair the events
 that change something and the times without an answer: few, whatever the traffic. No request comes to it.
@@ -18,7 +19,7 @@ import datetime as dt
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial, reduce
@@ -47,6 +48,7 @@ from bstar_pipeline.journal_files import OPEN, is_gone
 from bstar_pipeline.pair_rows import Row, Rows, collected, frame_of, together
 from bstar_pipeline.schema import RECORDS, REJECTED, REJECTION, table_schema
 from bstar_pipeline.slo import Objectives
+from bstar_pipeline.tables import utc
 
 Progress = Callable[[str], None]
 """Gets a line of text when a step begins."""
@@ -56,6 +58,7 @@ _log = logging.getLogger(__name__)
 _MARGIN = dt.timedelta(hours=1)
 # What is read of the days before.
 _CONTEXT = dt.timedelta(days=2)
+_DAY = dt.timedelta(days=1)
 # The topics of records that are of single requests.
 _OF_REQUESTS = ("requests", "calls", "executions")
 _BRONZE = ("bronze.records", "bronze.rejected", "bronze.files")
@@ -141,8 +144,6 @@ class _Job:
     """Those that have new records and are of before the day that the run is about."""
     topics: frozenset[str] = frozenset()
     """Of the records of the scope."""
-    earlier: Rows = ()
-    """What records of before the scope say of runs, see ``silver.earlier``."""
     near: frozenset[Part] = frozenset()
     """Of these the ones of which records are read."""
     older: DataFrame | None = None
@@ -151,6 +152,12 @@ class _Job:
     """Records of single requests, of the last hour before the scope."""
     records: Counter[Part] = field(default_factory=Counter)
     """How many the scope has."""
+    incidents: dict[Part, Counter[str]] = field(default_factory=dict)
+    """How many of each kind were written again of the day before the scope."""
+    first_us: dict[str, int] = field(default_factory=dict)
+    """When the first new record of each pair was written."""
+    until_us: dict[str, int] = field(default_factory=dict)
+    """When the last record of each pair was written that is in the tables."""
     steps: list[tuple[str, float]] = field(default_factory=list)
     """What began, and when."""
 
@@ -176,8 +183,20 @@ class _Job:
         """The same of a table that is small, without a query."""
         self.tell(f"writing {name}")
         files = self.writer.write_rows(_rows_clamped(rows, self.scope), name)
-        self.writer.keep(name, [*self.writer.carried(name, self.scope), *files])
+        kept = (file for file in self.writer.files_of(name) if file.part not in self.scope)
+        self.writer.keep(name, [*kept, *files])
         return self.read(name)
+
+    def change_rows(self, name: str, part: Part, rows: Sequence[Row], known: Sequence[Row]) -> bool:
+        """Write such a table for a day and pair of before the scope, if its rows are not those ``known``."""
+        columns = table_schema(name).names
+        new, old = (sorted(str([row[each] for each in columns]) for row in given) for given in (rows, known))
+        if new == old:
+            return False
+        self.tell(f"writing {name} of {part[0]} {part[1]}")
+        kept = [file for file in self.writer.files_of(name) if file.part != part]
+        self.writer.keep(name, [*kept, *self.writer.write_rows(rows, name)])
+        return True
 
     def read(self, name: str) -> DataFrame:
         return store.read(self.spark, self.writer.tables, name, self.scope)
@@ -213,7 +232,14 @@ def run(
             counted, small = _tables(job, records, slo, clock_error_us) if job.scope else ({}, {})
             made = _made(job, counted, small)
             job.tell("committing")
-            done = writer.commit(made, {**writer.before.read, **came.journals.files}, job.unmade)
+            read = {**writer.before.read, **came.journals.files}
+            until_us = {**writer.before.until_us, **job.until_us}
+            done = writer.commit(
+                made=sorted(made, key=lambda one: one.part),
+                read=read,
+                unmade=sorted(job.unmade),
+                until_us=until_us,
+            )
         else:
             done = writer.before
     return _summary(job, done, since, len(came.new))
@@ -246,46 +272,54 @@ def _tables(
     with ThreadPoolExecutor(1, "services") as other:
         told = other.submit(_services, job, records, slo)
         job.tell("looking for processes and what happened to them")
-        facts = silver.facts(records)
+        facts, earlier = silver.facts(records, job.older)
         for row in facts["sum"]:
             job.records[row["day"], row["pair"]] += row["records"]
-        of_runs = _with_right_clocks(job, records, facts, clock_error_us)
-        ended, earlier = _ended(job, of_runs)
-        both = {what: [*facts.get(what, ()), *earlier.get(what, ())] for what in {*facts, *earlier}}
-        histories = silver.histories(both, [*of_runs, *ended], clock_error_us)
+        of_runs, off = _with_right_clocks(job, records, facts, earlier, clock_error_us)
+        both = {what: [*earlier.get(what, ()), *facts.get(what, ())] for what in {*earlier, *facts}}
+        of_both = silver.corrected(silver.runs(both), off)
+        histories = silver.histories(both, of_both, clock_error_us)
         here = silver.histories_of(histories, of_runs)
         runs = job.write_rows("silver.runs", of_runs)
         states = job.write_rows("silver.states", silver.states(here))
         requests = _requests(job, records, runs, clock_error_us)
-        known = {row["id"] for row in collected(job.before("gold.incidents").select("id"))} if ended else ()
-        seen = incidents.seen(requests, histories)
+        all_requests, all_records = requests, records
+        if job.older is not None:
+            files = job.writer.past.files("silver.requests", job.near)
+            all_requests = requests.unionByName(store.read_files(job.spark, files, requests.schema))
+            all_records = records.unionByName(job.older)
+        seen = incidents.seen(all_requests, histories)
         of_processes = process_findings(facts, of_runs, here, clock_error_us)
         further = _durables(job, records, runs, states, clock_error_us)
         findings = job.write("gold.audit", audit(requests, runs, further), of_processes)
-        counts = incidents.counts(seen, records, runs, requests)
-        small = told.result() | {"gold.incidents": _Small(counts, partial(_incidents, seen, known))}
+        of_both_runs = frame_of(job.spark, of_both, table_schema("silver.runs"))
+        counts = incidents.counts(seen, all_records, of_both_runs, all_requests)
+        small = told.result() | {"gold.incidents": _Small(counts, partial(_incidents, job, seen))}
     return {"requests": requests, "findings": findings}, small
 
 
-def _incidents(seen: Sequence[dict[str, Any]], known: Collection[str], counts: Rows) -> list[Row]:
-    return [row for row in incidents.incidents(seen, counts) if row["id"] not in known]
-
-
-def _ended(job: _Job, runs: Rows) -> tuple[Rows, Mapping[str, Rows]]:
-    """The runs of brokers that ended in the days before, if there are tables of those, and their facts.
-
-    They say whether a pair begins, who served before, and in which epoch.
-    """
-    if job.older is None:
-        return (), {}
-    here = {run["boot"] for run in runs}
-    near = {part for one in job.writer.before.made if (part := one.part) in job.near}
-    files = job.writer.past.files("silver.runs", near)
-    brokers = store.read_files(job.spark, files, table_schema("silver.runs")).where("source = 'broker'")
-    ended = {row["boot"]: row for row in collected(brokers) if row["boot"] not in here}
-    if not ended:
-        return (), {}
-    return [*ended.values()], silver.facts(job.older.where(F.col("boot").isin(*ended)))
+def _incidents(job: _Job, seen: Sequence[dict[str, Any]], counts: Rows) -> list[Row]:
+    """The incidents of the scope. Those of the day before it are written: more is known of them now."""
+    name = "gold.incidents"
+    known: defaultdict[Part, list[Row]] = defaultdict(list)
+    for old in job.writer.rows(name, job.near):
+        known[old["day"], old["pair"]].append(old)
+    firsts = {pair: first for pair, (first, _) in _days_of(job.scope).items()}
+    have_past = {pair for _, pair in job.past}
+    here: list[Row] = []
+    earlier: defaultdict[Part, list[Row]] = defaultdict(list)
+    for row in incidents.incidents(seen, counts):
+        if row["day"] >= firsts[row["pair"]] or row["pair"] not in have_past:
+            here.append(row)
+        # Whether a pair began then, days before that would tell.
+        elif row["kind"] != "start":
+            earlier[row["day"], row["pair"]].append(row)
+    made = {one.part for one in job.writer.before.made}
+    for part in {(first - _DAY, pair) for pair, first in firsts.items()} & job.near & made:
+        rows = [*earlier[part], *(row for row in known[part] if row["kind"] == "start")]
+        if job.change_rows(name, part, rows, known[part]):
+            job.incidents[part] = Counter(row["kind"] for row in rows)
+    return here
 
 
 def _made(job: _Job, counted: Mapping[str, DataFrame], small: Mapping[str, _Small]) -> list[Made]:
@@ -320,6 +354,8 @@ def _made(job: _Job, counted: Mapping[str, DataFrame], small: Mapping[str, _Smal
     counts: dict[Part, dict[str, dict[str, int]]] = {part: {} for part in job.seen}
     for row in (row for rows in found.values() for row in rows):
         counts[row["day"], row["pair"]].setdefault(row["what"], {})[row["key"]] = row["count"]
+    for part, of_kinds in job.incidents.items():
+        made[part] = msgspec.structs.replace(made[part], incidents=dict(of_kinds))
     for part, of_part in counts.items():
         known = made.get(part) or Made(*part)
         new = {what: of_part.get(what, {}) for what in frames if part in job.scope or what not in counted}
@@ -383,23 +419,28 @@ def _bronze(job: _Job, inputs: Sequence[str], found: _Came, since: dt.date | Non
         for name in _BRONZE
     }
     touched = changed["bronze.records"] | {*before.unmade}
+    parts = {file.part for file in records}
+    # A request of the last hour of a day may end on the next one.
+    margin_us = _MARGIN // dt.timedelta(microseconds=1)
+    begins = {(utc(first_us - margin_us).date(), pair) for pair, first_us in job.first_us.items()}
+    before_midnight = {(day, pair) for day, pair in begins & parts if (day + _DAY, pair) in touched}
     firsts: dict[str, dt.date] = {}
-    for day, pair in touched:
+    for day, pair in touched | before_midnight:
         if since is None or day >= since:
             firsts[pair] = min(day, firsts.get(pair, day))
     # A day that has no record any more is made empty.
-    candidates = touched | {file.part for file in records}
+    candidates = touched | parts
     job.scope = frozenset(part for part in candidates if firsts.get(part[1], dt.date.max) <= part[0])
     job.unmade = frozenset(touched - job.scope)
     job.seen = job.scope.union(*changed.values())
     of_scope = [file for file in records if file.part in job.scope]
     job.topics = frozenset(file.topic for file in of_scope)
     rows = store.read_files(job.spark, map(writer.tables.path, of_scope), RECORDS)
-    _context(job, rows, records, firsts)
+    _context(job, records, firsts)
     return rows
 
 
-def _context(job: _Job, found: DataFrame, records: Sequence[File], firsts: Mapping[str, dt.date]) -> None:
+def _context(job: _Job, records: Sequence[File], firsts: Mapping[str, dt.date]) -> None:
     """What the days before the scope say of its processes and requests."""
     parts = {file.part for file in records}
     job.past = frozenset(part for part in parts if firsts.get(part[1], dt.date.min) > part[0])
@@ -408,7 +449,6 @@ def _context(job: _Job, found: DataFrame, records: Sequence[File], firsts: Mappi
     if not older:
         return
     before = job.older = store.read_files(job.spark, map(job.writer.tables.path, older), RECORDS)
-    job.earlier = silver.earlier(before, found)
     pairs_of: dict[dt.date, list[str]] = {}
     for pair, day in firsts.items():
         pairs_of.setdefault(day, []).append(pair)
@@ -439,6 +479,7 @@ def _parsed(
     parsed = store.read_files(job.spark, map(writer.tables.path, lines), shape)
     job.tell("looking for files that came twice or lost their end")
     ranges = copies.ranges(parsed)
+    _note_times(job, ranges)
     came = [file for file in lines if file.topic != REJECTED]
     pairs, left = copies.overlapping(ranges), None
     old = _overlapping(job, ranges, came, known)
@@ -458,8 +499,7 @@ def _parsed(
     doubtful = [row["file"] for row in files if row["state"] == "truncated" and row["lines"]]
     packed = [file for file in doubtful if file.endswith(".gz")]
     if packed:
-        unpacked = {row["file"] for row in collected(journals.unpacked(packed))}
-        files = list(copies.files(ranges, new, left, unpacked))
+        files = list(copies.files(ranges, new, left, journals.unpacked(packed)))
     job.tell("writing bronze.files")
     named = ({**row, "journal": _journal_of(row["file"])} for row in files)
     tables = {
@@ -490,6 +530,18 @@ def _lines(job: _Job, typed: DataFrame) -> list[File]:
     typed = bronze.typed(text.withColumnRenamed("line", "value")).withColumn("journal", _journal())
     lines = [file for file in written if file.topic != bronze.REST]
     return [*lines, *job.writer.write(typed, "bronze.records", by=by, folder="rest")]
+
+
+def _note_times(job: _Job, ranges: Rows) -> None:
+    """Set when the new records were written. What grew was read up to the last record known of its pair."""
+    before = job.writer.before
+    for row in (row for row in ranges if row["boot"] is not None):
+        pair, file = row["pair"], row["file"]
+        known_us = before.until_us.get(pair, 0)
+        has_grown = file in before.read or file.removesuffix(".gz") + OPEN in before.read
+        first_us = max(row["first_at_us"], known_us) if has_grown else row["first_at_us"]
+        job.first_us[pair] = min(first_us, job.first_us.get(pair, first_us))
+        job.until_us[pair] = max(row["last_at_us"], job.until_us.get(pair, known_us))
 
 
 def _journal() -> Column:
@@ -536,10 +588,10 @@ def _why(job: _Job) -> str:
 
 
 def _with_right_clocks(
-    job: _Job, records: DataFrame, facts: Mapping[str, Rows], clock_error_us: int
-) -> list[dict[str, Any]]:
-    """Rows of ``silver.runs``, where the times of machines whose clocks are wrong are put right."""
-    runs = silver.runs(facts, job.earlier)
+    job: _Job, records: DataFrame, facts: Mapping[str, Rows], earlier: Mapping[str, Rows], clock_error_us: int
+) -> tuple[list[dict[str, Any]], Mapping[str, clocks.Off]]:
+    """Rows of ``silver.runs``, where the times of machines whose clocks are wrong are put right; those."""
+    runs = silver.runs(facts, earlier)
     links = silver.peer_links(facts, runs)
     sources: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for run in runs:
@@ -557,7 +609,7 @@ def _with_right_clocks(
             job.tell(f"putting right the clock of machine {machine}, which is off by {ahead_us / 1e6:+.3f} s")
         if unsure_us > clock_error_us:
             job.tell(f"the clock of machine {machine} is unsure by {unsure_us / 1e6:.3f} s")
-    return silver.corrected(runs, off)
+    return silver.corrected(runs, off), off
 
 
 def _services(job: _Job, records: DataFrame, slo: Objectives | None) -> dict[str, _Small]:

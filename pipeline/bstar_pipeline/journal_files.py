@@ -80,15 +80,20 @@ def find_files(spark: SparkSession, paths: Sequence[str], since: dt.date | None 
 
 def lengths(spark: SparkSession, files: Sequence[str]) -> dict[str, int]:
     """How many bytes each of these files has; 0 if it is gone."""
-    # Where the driver runs here, this process sees the files that it listed.
-    if hasattr(spark, "_jvm") and all(file.startswith("file:") for file in files):
-        return {file: length_of(_place(file)) for file in files}
+    if are_here(spark, files):
+        return {file: length_of(place_of(file)) for file in files}
     about = spark.read.format("binaryFile").options(**_OPTIONS).load([_literal(file) for file in files])
     rows = about.select("_metadata.file_path", "_metadata.file_size").collect()
     return {**dict.fromkeys(files, 0), **{row.file_path: row.file_size for row in rows}}
 
 
-def _place(file: str) -> Path:
+def are_here(spark: SparkSession, files: Sequence[str]) -> bool:
+    """Whether this process sees these files that Spark listed: they are local, and the driver is here."""
+    return hasattr(spark, "_jvm") and all(file.startswith("file:") for file in files)
+
+
+def place_of(file: str) -> Path:
+    """Where such a file is."""
     return Path(unquote(urlsplit(file).path))
 
 
@@ -111,7 +116,7 @@ def copied(files: Sequence[str], folder: Path) -> dict[str, str]:
         if file.startswith("file:") and file.endswith(OPEN):
             copy = folder / f"{len(found)}.ndjson{OPEN}"
             folder.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(_place(file), copy)
+            shutil.copyfile(place_of(file), copy)
             found[file] = copy.resolve().as_uri()
     return found
 

@@ -67,6 +67,16 @@ def read(file: File) -> Iterator[pa.RecordBatch]:
     yield from rows.taken()
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a packed file can be unpacked to its end; not one that was taken away meanwhile."""
+    try:
+        source = path.open("rb", buffering=0)
+    except FileNotFoundError:
+        return False
+    with source:
+        return all(piece is not None for piece in _unpacked(source.read))
+
+
 def _files_at(told: str) -> Iterator[File]:
     """The journal files that one path leads to. Raises ConfigurationError if there is none."""
     places = [Path(place).resolve() for place in matching(told)]

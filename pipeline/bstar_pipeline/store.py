@@ -17,6 +17,7 @@ from io import BytesIO
 from typing import Any
 from urllib.parse import unquote
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from py4j.protocol import Py4JJavaError
@@ -27,7 +28,7 @@ from pyspark.sql.types import StructField, StructType
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline import commits, engine
-from bstar_pipeline.commits import File, Folder, Made, Manifest, Part, Snapshot, Store
+from bstar_pipeline.commits import File, Folder, Manifest, Part, Snapshot, Store
 from bstar_pipeline.pair_rows import Row
 from bstar_pipeline.places import literal
 from bstar_pipeline.schema import table_schema
@@ -157,6 +158,18 @@ class Writer:
             files.append(File(day, pair, path, **dict(zip(by, more, strict=True))))
         return files
 
+    def rows(self, name: str, parts: Collection[Part]) -> Iterator[dict[str, Any]]:
+        """What a small table had of ``parts`` before this run, without a query."""
+        for file in self.before.tables.get(name, []):
+            if file.part in parts:
+                content = self._store.get(file.path)
+                if content is None:
+                    raise ConfigurationError(
+                        f"{self.past.path(file)} is missing, and the tables are made of it: make them "
+                        "anew, in another folder"
+                    )
+                yield from pq.read_table(BytesIO(content)).to_pylist()
+
     def keep(self, name: str, files: Iterable[File]) -> None:
         """Make these the files of a table."""
         self._tables[name] = sorted(files)
@@ -168,6 +181,10 @@ class Writer:
         # In this order: engines write to a folder that is not there yet.
         self.keep(name, [*self.carried(name, parts), *self.write(rows, name), *self.write_rows(more, name)])
 
+    def files_of(self, name: str) -> list[File]:
+        """The files of a table, as they will be."""
+        return self._tables.get(name, self.before.tables.get(name, []))
+
     def carried(self, name: str, parts: Collection[Part]) -> list[File]:
         """The files that a table has of days and pairs outside ``parts``."""
         return [file for file in self.before.tables.get(name, []) if file.part not in parts]
@@ -175,20 +192,25 @@ class Writer:
     @property
     def tables(self) -> Snapshot:
         """The tables as they will be: those that this run wrote, and the others as they are."""
-        return Snapshot(self.root, self._manifest([], {}, []))
+        return Snapshot(self.root, self._manifest())
 
-    def commit(self, made: Iterable[Made], read: dict[str, int], unmade: Iterable[Part]) -> Manifest:
-        """Make this run the current one; remove what no reader needs any more."""
+    def commit(self, **changes: Any) -> Manifest:
+        """Make this run the current one, with these fields of its manifest; remove what no reader needs."""
         self.is_committing = True
-        manifest = self._manifest(sorted(made, key=lambda one: one.part), read, sorted(unmade))
+        manifest = msgspec.structs.replace(self._manifest(), **changes)
         commits.commit(self._store, self.root, manifest)
         sweep(self._store, self.root)
         return manifest
 
-    def _manifest(self, made: list[Made], read: dict[str, int], unmade: list[Part]) -> Manifest:
-        tables = {**self.before.tables, **self._tables}
-        now = dt.datetime.now(dt.UTC)
-        return Manifest(self.run, self.before.run, now, tables, made, read, unmade, self.horizon)
+    def _manifest(self) -> Manifest:
+        return msgspec.structs.replace(
+            self.before,
+            run=self.run,
+            before=self.before.run,
+            at=dt.datetime.now(dt.UTC),
+            tables={**self.before.tables, **self._tables},
+            horizon=self.horizon,
+        )
 
 
 @contextmanager
@@ -226,7 +248,7 @@ def compact(spark: SparkSession, root: str) -> int:
                 merged += len(of_group)
             writer.keep(name, kept)
         if merged:
-            writer.commit(writer.before.made, writer.before.read, writer.before.unmade)
+            writer.commit()
     return merged
 
 
@@ -242,7 +264,7 @@ def retain(spark: SparkSession, root: str, since: dt.date) -> int:
             for name in writer.before.tables:
                 writer.keep(name, writer.carried(name, old))
             made = [one for one in writer.before.made if one.part not in old]
-            writer.commit(made, writer.before.read, {*writer.before.unmade} - old)
+            writer.commit(made=made, unmade=sorted({*writer.before.unmade} - old))
     return len(old)
 
 

@@ -12,6 +12,7 @@ pair's common timeline, which is free of clock steps (see silver.runs.offset_us)
 nothing of Spark, so that anybody may read it; ``bstar_pipeline.store`` reads and writes the tables.
 """
 
+import datetime as dt
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -41,6 +42,12 @@ def columns_of(table: Table) -> list[tuple[str, str]]:
     return columns
 
 
+def utc(at_us: int) -> dt.datetime:
+    """A time of a column …_at_us."""
+    return _EPOCH + dt.timedelta(microseconds=at_us)
+
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _TABLES = (
     # bronze.records has one column for each field of bstar.records, made by bstar_pipeline.schema.
     Table(

@@ -5,7 +5,6 @@ a run and those of the run before it, so a watch that was killed goes on by bein
 """
 
 import contextlib
-import datetime as dt
 import signal
 import threading
 import time
@@ -22,6 +21,7 @@ from bstar_pipeline.job import Summary
 from bstar_pipeline.pair_rows import collected, together
 from bstar_pipeline.schema import table_schema
 from bstar_pipeline.slo import Objectives
+from bstar_pipeline.tables import utc
 
 NEWS_MAX = 50
 """Of one run, the lines beneath it."""
@@ -101,9 +101,8 @@ def _tell(
     known, found = _news(spark, before, summary.made), _news(spark, after, summary.made)
     news = sorted(found.keys() - known.keys())
     for at_us, kind, who in news[:NEWS_MAX]:
-        at = dt.datetime.fromtimestamp(at_us // 1_000_000, dt.UTC)
-        told = f"{at:%Y-%m-%d %H:%M:%S}.{at_us // 1000 % 1000:03d} {kind} {who}"
-        tell(f"  {told}: {found[at_us, kind, who]}")
+        at = f"{utc(at_us):%Y-%m-%d %H:%M:%S.%f}"[:-3]
+        tell(f"  {at} {kind} {who}: {found[at_us, kind, who]}")
     if len(news) > NEWS_MAX:
         tell(f"  and {len(news) - NEWS_MAX:,} more: bstar pipeline incidents and audit list all")
 

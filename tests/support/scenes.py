@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from bstar import records
-from support.journals import Run
+from support.journals import AT_US, Run
 
 MS = 1_000
 S = 1_000_000
@@ -16,10 +16,10 @@ _TOOK = 2 * MS
 
 
 class Scene:
-    """A pair with two clients and a worker. The primary serves from 1 s on."""
+    """A pair with two clients and a worker. The primary serves from 1 s after ``at_us`` on."""
 
-    def __init__(self, pair: str, *, has_calls: bool = True) -> None:
-        self.pair, self.has_calls = pair, has_calls
+    def __init__(self, pair: str, *, has_calls: bool = True, at_us: int = AT_US) -> None:
+        self.pair, self.has_calls, self._at_us = pair, has_calls, at_us
         self.runs: list[Run] = []
         self.number = 0
         self.dead: list[Run] = []
@@ -36,7 +36,7 @@ class Scene:
     def begin(self, node: str, t_us: int, source: str = "broker") -> Run:
         self._boots += 1
         boot = f"{self._boots:04d}{self.pair.encode().hex()}".ljust(32, "0")[:32]
-        run = Run(node, pair=self.pair, boot=boot)
+        run = Run(node, pair=self.pair, boot=boot, at_us=self._at_us)
         timing = {"heartbeat_us": 100 * MS, "failover_timeout_us": 300 * MS} if source == "broker" else {}
         run.start(t_us, source, service="echo" if source == "worker" else "", **timing)
         self.runs.append(run)
@@ -101,11 +101,11 @@ class Scene:
     def lose(self, witness: Run, t_us: int, reason: str = "gone", silent: int = 20 * MS) -> None:
         witness.add(records.PeerLost, t_us, reason=reason, silent_us=silent)
 
-    def end(self) -> None:
+    def end(self, t_us: int = END) -> None:
         """What did not die stops in good order."""
         for run in self.runs:
             if run not in self.dead:
-                run.add(records.Stopped, END, reason="SIGTERM")
+                run.add(records.Stopped, t_us, reason="SIGTERM")
 
 
 class Plot(NamedTuple):

@@ -1,5 +1,6 @@
 """``bstar pipeline report``, ``audit``, ``incidents`` and ``objectives``: what the tables answer."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -161,10 +162,13 @@ def report(
     folder = out.resolve().parent
     refuse(not folder.is_dir(), f"--out {out}: there is no folder {folder}")
     with spark.session("report", lambda: of_tables(root)) as (session, tell):
-        from bstar_pipeline.report import write
+        from bstar_pipeline.report import collect
+        from bstar_pipeline.report.page import render
+        from bstar_pipeline.report.reading import open_tables
 
+        content = collect(open_tables(session, root, **keywords, is_of_one_pair=True), tell)
         try:
-            content = write(session, root, out, **keywords, progress=tell)
+            out.write_text(render(content, made_at_us=time.time_ns() // 1000), encoding="utf-8")
         except OSError as error:
             raise ConfigurationError(f"--out {out}: {error.strerror or error}") from error
     verdict = judge(content.verdicts, content.requests)

@@ -7,7 +7,6 @@ requests say: the times without an answer (``seen``), and then the ``counts``.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from operator import attrgetter
@@ -21,6 +20,7 @@ from bstar.records.broker import FINISHED
 from bstar_pipeline.gold import outages
 from bstar_pipeline.gold.history import Incident, PairHistory
 from bstar_pipeline.pair_rows import Row, Rows, by_pair, collected, frame_of, together
+from bstar_pipeline.tables import utc
 
 # Refusals are counted once in a while; the record comes at the end of the interval.
 _REFUSED_LATE_US = 10_000_000
@@ -97,7 +97,7 @@ def _row(each: dict[str, Any], counts: Row) -> dict[str, Any] | None:
         "detection_us": after_us("detected_at_us"),
         "takeover_us": after_us("taken_over_at_us"),
         "cause": cause,
-        "day": dt.datetime.fromtimestamp(began_us // 1_000_000, dt.UTC).date(),
+        "day": utc(began_us).date(),
     }
 
 
@@ -198,6 +198,5 @@ def _outages(pair: str, history: PairHistory, told: Rows) -> Iterator[dict[str, 
 
 
 def _id(pair: str, incident: Incident) -> str:
-    at = dt.datetime.fromtimestamp(incident.began_at_us // 1_000_000, dt.UTC)
-    moment = f"{at:%Y%m%dT%H%M%S}.{incident.began_at_us // 1_000 % 1_000:03d}"
+    moment = f"{utc(incident.began_at_us):%Y%m%dT%H%M%S.%f}"[:-3]
     return f"{pair}.{incident.kind}.{incident.node}.{moment}"

@@ -15,6 +15,7 @@ from typing import Any
 
 from bstar_pipeline.gold.history import CLOCK_ERROR_US, PairHistory
 from bstar_pipeline.pair_rows import Row, Rows, by_pair
+from bstar_pipeline.tables import utc
 
 # What the journal of a run may lack: how much, and its sentence.
 _LACKING = (
@@ -52,10 +53,6 @@ def _finding(rule: str, verdict: str, text: str, count: int = 1, **more: Any) ->
 
 def _of_run(run: Row) -> dict[str, Any]:
     return {name: run[name] for name in ("day", "pair", "node")} | {"at_us": run["started_at_us"]}
-
-
-def _day_of(at_us: int) -> dt.date:
-    return dt.datetime.fromtimestamp(at_us // 1_000_000, dt.UTC).date()
 
 
 def _gaps(runs: Rows) -> Iterator[dict[str, Any]]:
@@ -103,7 +100,12 @@ def _of_history(pair: str, history: PairHistory) -> Iterator[dict[str, Any]]:
         if state.ended_by == "kill":
             text = f"broker {state.node} ended without a word: its last records may be missing"
             at_us = state.until_at_us
-            place: dict[str, Any] = {"pair": pair, "node": state.node, "at_us": at_us, "day": _day_of(at_us)}
+            place: dict[str, Any] = {
+                "pair": pair,
+                "node": state.node,
+                "at_us": at_us,
+                "day": utc(at_us).date(),
+            }
             yield _finding("lost", "unproven", text, **place)
     for each in history.overlaps:
         lasted_us = each.until_at_us - each.since_at_us
@@ -111,7 +113,12 @@ def _of_history(pair: str, history: PairHistory) -> Iterator[dict[str, Any]]:
             f"{each.node} (epoch {each.epoch}) and {each.successor} (epoch {each.successor_epoch}) both "
             f"served for {lasted_us / 1000:.1f} ms"
         )
-        place = {"pair": pair, "node": each.node, "at_us": each.since_at_us, "day": _day_of(each.since_at_us)}
+        place = {
+            "pair": pair,
+            "node": each.node,
+            "at_us": each.since_at_us,
+            "day": utc(each.since_at_us).date(),
+        }
         yield _finding("both-active", "violated", text, duration_us=lasted_us, **place)
 
 

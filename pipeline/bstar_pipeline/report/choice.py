@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bstar.errors import ConfigurationError
+from bstar_pipeline.tables import utc
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -29,7 +30,7 @@ class Choice:
     @property
     def days(self) -> tuple[dt.date, dt.date]:
         """The first and the last day (UTC)."""
-        return _date(self.from_us), _date(self.until_us - 1)
+        return utc(self.from_us).date(), utc(self.until_us - 1).date()
 
 
 def choose(
@@ -66,8 +67,8 @@ def choose(
     if first >= last:
         who = names if pair is None else pair
         raise ConfigurationError(
-            f"nothing of pair {who} in that period: its journals are from {_iso(lived_from)} "
-            f"to {_iso(lived_until)}"
+            f"nothing of pair {who} in that period: its journals are from {utc(lived_from):%FT%TZ} "
+            f"to {utc(lived_until):%FT%TZ}"
         )
     return Choice(pair, first, last)
 
@@ -83,11 +84,3 @@ def filled(kind: type[_Value], row: Any, **given: Any) -> _Value:
             is_plain = isinstance(field.type, type)
             given[field.name] = field.type() if value is None and is_plain else value  # type: ignore[operator]
     return kind(**given)
-
-
-def _date(at_us: int) -> dt.date:
-    return dt.datetime.fromtimestamp(at_us / 1e6, dt.UTC).date()
-
-
-def _iso(at_us: int) -> str:
-    return dt.datetime.fromtimestamp(at_us / 1e6, dt.UTC).isoformat(timespec="seconds")

@@ -35,7 +35,7 @@ def rates(tables: Tables) -> tuple[list[Rate], int]:
         )
     )
     by_step = {row.step: row for row in rows}
-    steps = (tables.until_us - 1 - tables.origin_us) // tables.step_us + 1
+    steps = (tables.choice.until_us - 1 - tables.origin_us) // tables.step_us + 1
     found = []
     for step in range(steps):
         row = by_step.get(step)
@@ -50,16 +50,18 @@ def intervals(tables: Tables) -> Shown[Interval]:
     A node whose journal simply ends was alive: its next record was not due yet.
     """
     since, until = F.col("since_at_us"), F.col("until_at_us")
-    lasted = F.when(F.col("ended_by") == "end", F.greatest(until, F.lit(tables.until_us))).otherwise(until)
+    lasted = F.when(F.col("ended_by") == "end", F.greatest(until, F.lit(tables.choice.until_us))).otherwise(
+        until
+    )
     frame = (
         tables.of_pair("silver.states")
         .withColumn("until_at_us", lasted)
-        .where((since < tables.until_us) & (until >= tables.from_us))
+        .where((since < tables.choice.until_us) & (until >= tables.choice.from_us))
         .withColumn("length_us", until - since)
         .withColumns(
             {
-                "since_at_us": F.greatest(since, F.lit(tables.from_us)),
-                "until_at_us": F.least(until, F.lit(tables.until_us)),
+                "since_at_us": F.greatest(since, F.lit(tables.choice.from_us)),
+                "until_at_us": F.least(until, F.lit(tables.choice.until_us)),
             }
         )
     )
@@ -71,7 +73,7 @@ def intervals(tables: Tables) -> Shown[Interval]:
 def runs(tables: Tables) -> Shown[Run]:
     """The runs of processes that lived in the period, the earliest first."""
     frame = tables.of_pair("silver.runs").where(
-        (F.col("started_at_us") < tables.until_us) & (F.col("last_at_us") >= tables.from_us)
+        (F.col("started_at_us") < tables.choice.until_us) & (F.col("last_at_us") >= tables.choice.from_us)
     )
     return shown(Run, frame, RUNS_MAX, "started_at_us", "node")
 
@@ -86,8 +88,8 @@ def quality(tables: Tables) -> Quality:
     )
     # A file whose name tells neither pair nor day is everybody's.
     rejected = tables.table("bronze.rejected")
-    if tables.pair is not None:
-        rejected = rejected.where(F.col("pair").isin(tables.pair, "unknown"))
+    if tables.choice.pair is not None:
+        rejected = rejected.where(F.col("pair").isin(tables.choice.pair, "unknown"))
     reasons = rows_of(rejected.groupBy("reason").agg(F.count("*").alias("n")))
     samples = rows_of(
         rejected.select("file", "reason", F.substring("line", 1, LINE_CHARS_MAX).alias("line"))

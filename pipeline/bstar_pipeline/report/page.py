@@ -6,7 +6,6 @@ zone beside UTC; without it there is UTC alone.
 """
 
 import base64
-import datetime as dt
 import hashlib
 from functools import cache
 
@@ -30,6 +29,7 @@ from bstar_pipeline.report.content import (
     Verdicts,
 )
 from bstar_pipeline.report.words import count, duration, share
+from bstar_pipeline.tables import utc
 
 
 def render(content: Content, *, made_at_us: int) -> str:
@@ -54,7 +54,7 @@ def render(content: Content, *, made_at_us: int) -> str:
         digest=digest,
         made_at_us=made_at_us,
         version=bstar.__version__,
-        iso=lambda at_us: dt.datetime.fromtimestamp(at_us / 1e6, dt.UTC).isoformat(timespec="milliseconds"),
+        iso=lambda at_us: utc(at_us).isoformat(timespec="milliseconds"),
         split=lambda cell: cell if isinstance(cell, tuple) else (cell, ""),
     )
 

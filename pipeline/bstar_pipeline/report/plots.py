@@ -8,7 +8,6 @@ field or bar means appears where a pointer rests; the tables say it, too.
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from markupsafe import Markup
 
 from bstar_pipeline.report.content import Capacity, Content, Heat, Incident, Interval, Objective
 from bstar_pipeline.report.words import count, date_and_time, duration, happened, moment, share
+from bstar_pipeline.tables import utc
 
 STATES = {
     "ACTIVE": "--active",
@@ -309,7 +309,7 @@ def _course(
 
 def _time(at_us: int, step_s: float) -> tuple[str, str]:
     """The date of a tick, and its time if ticks are of less than days."""
-    at = dt.datetime.fromtimestamp(at_us // _SECOND_US, dt.UTC)
+    at = utc(at_us)
     time = "" if step_s >= 86_400 else f"{at:%H:%M}" if step_s >= 60 else f"{at:%H:%M:%S}"
     return f"{at:%b %d}", time + (f".{at_us % _SECOND_US // 1000:03}" if step_s < 1 else "")
 

@@ -46,29 +46,14 @@ class Tables:
     choice: Choice
 
     @property
-    def pair(self) -> str | None:
-        """The chosen one; None: all."""
-        return self.choice.pair
-
-    @property
-    def from_us(self) -> int:
-        """The begin of the period."""
-        return self.choice.from_us
-
-    @property
-    def until_us(self) -> int:
-        """The end of the period, which is not in it."""
-        return self.choice.until_us
-
-    @property
     def step_us(self) -> int:
         """A round time, so that there are at most STEPS_MAX."""
-        return step_us(self.until_us - self.from_us)
+        return step_us(self.choice.until_us - self.choice.from_us)
 
     @property
     def origin_us(self) -> int:
         """``from_us`` rounded down to a step."""
-        return self.from_us // self.step_us * self.step_us
+        return self.choice.from_us // self.step_us * self.step_us
 
     def has(self, name: str) -> bool:
         """Whether the table was ever written, be it without a row."""
@@ -90,7 +75,7 @@ class Tables:
         frame = self.table(name).where(
             F.col("day").between(self.choice.days[0] - margin, self.choice.days[1] + margin)
         )
-        return frame if self.pair is None else frame.where(F.col("pair") == self.pair)
+        return frame if self.choice.pair is None else frame.where(F.col("pair") == self.choice.pair)
 
 
 def open_tables(
@@ -137,7 +122,7 @@ def step_of(at_us: Column, tables: Tables) -> Column:
 
 def is_within(column: str, tables: Tables) -> Column:
     """Whether a time is in the period."""
-    return (F.col(column) >= tables.from_us) & (F.col(column) < tables.until_us)
+    return (F.col(column) >= tables.choice.from_us) & (F.col(column) < tables.choice.until_us)
 
 
 def first_rows(frame: DataFrame, most: int, *order: Column | str) -> Shown[Any]:

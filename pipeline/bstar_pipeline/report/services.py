@@ -33,11 +33,11 @@ _ALL = ""
 def objectives(tables: Tables) -> tuple[Shown[Objective], float | None]:
     """Each service of the whole period, the busiest first, and the 99th percentile of all requests."""
     at_us = F.unix_micros("minute")
-    inside = (at_us > tables.from_us - MINUTE_US) & (at_us < tables.until_us)
+    inside = (at_us > tables.choice.from_us - MINUTE_US) & (at_us < tables.choice.until_us)
     minutes = tables.of_pair("gold.objectives").where(inside).withColumn("at_us", at_us)
     # Of a minute that the period has in part the rate is not that of a minute.
-    is_whole = (at_us >= tables.from_us) & (at_us + MINUTE_US <= tables.until_us)
-    period_s = (tables.until_us - tables.from_us) / 1e6
+    is_whole = (at_us >= tables.choice.from_us) & (at_us + MINUTE_US <= tables.choice.until_us)
+    period_s = (tables.choice.until_us - tables.choice.from_us) / 1e6
     is_burning = F.col("burn_rate").isNotNull()
     worst = F.when(is_burning, F.struct("burn_rate", -F.col("at_us")))
     services = minutes.groupBy("pair", "service").agg(
@@ -106,8 +106,8 @@ def _sketches(tables: Tables) -> DataFrame:
         .where(
             (F.col("measure") == "total")
             & F.col("outcome").isin(*FINISHED)
-            & (at_us > tables.from_us - MINUTE_US)
-            & (at_us < tables.until_us)
+            & (at_us > tables.choice.from_us - MINUTE_US)
+            & (at_us < tables.choice.until_us)
         )
         .select("pair", "service", at_us.alias("at_us"), "bucket", "weight")
     )
@@ -197,7 +197,7 @@ def heats(tables: Tables, services: list[str]) -> tuple[list[float], list[Heat]]
 def capacity(tables: Tables) -> Shown[Capacity]:
     """The workers of each service, the most utilised first."""
     at_us = F.unix_micros("hour")
-    inside = (at_us > tables.from_us - 60 * MINUTE_US) & (at_us < tables.until_us)
+    inside = (at_us > tables.choice.from_us - 60 * MINUTE_US) & (at_us < tables.choice.until_us)
     hours = tables.of_pair("gold.capacity").where(inside).withColumn("at_us", at_us)
     columns = [name for name in hours.columns if name not in ("service", "at_us", "hour", "day", "pair")]
     latest = (
@@ -208,7 +208,9 @@ def capacity(tables: Tables) -> Shown[Capacity]:
     )
     rows = first_rows(latest, SERVICES_MAX, F.col("utilisation").desc_nulls_last(), "service")
     plotted = [row.service for row in rows[:PLOTTED_SERVICES_MAX]]
-    step = -(-(tables.until_us - tables.from_us) // (60 * MINUTE_US * HOURS_MAX)) * 60 * MINUTE_US
+    step = (
+        -(-(tables.choice.until_us - tables.choice.from_us) // (60 * MINUTE_US * HOURS_MAX)) * 60 * MINUTE_US
+    )
     points: dict[str, list[tuple[int, float, float]]] = {}
     means = rows_of(
         hours.where(F.col("service").isin(plotted) & F.col("utilisation").isNotNull())

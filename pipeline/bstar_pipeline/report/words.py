@@ -3,13 +3,13 @@
 The command ``bstar pipeline audit`` and the page use the same sentences, so that they never disagree.
 """
 
-import datetime as dt
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from bstar_pipeline.report.content import Content, Incident, Objective, Promise, Verdicts
+from bstar_pipeline.tables import utc
 
 RULES = {
     "lost": (
@@ -327,12 +327,12 @@ def alerts(objective: Objective) -> str:
 
 def clock(at_us: int | None) -> str:
     """Time of day to the millisecond, UTC."""
-    return "–" if at_us is None else _utc(at_us).strftime("%H:%M:%S.") + f"{at_us // 1000 % 1000:03d}"
+    return "–" if at_us is None else f"{utc(at_us):%T.%f}"[:-3]
 
 
 def moment(content: Content, at_us: int | None) -> str:
     """A time to the millisecond, with its date unless all of the report is of that one."""
-    days = {_utc(each).date() for each in (content.from_us, content.until_us - 1, at_us) if each is not None}
+    days = {utc(each).date() for each in (content.from_us, content.until_us - 1, at_us) if each is not None}
     return clock(at_us) if len(days) == 1 else date_and_time(at_us, to="ms")
 
 
@@ -341,9 +341,5 @@ def date_and_time(at_us: int | None, *, to: Literal["minutes", "seconds", "ms"] 
     if at_us is None:
         return "–"
     if to == "ms":
-        return f"{_utc(at_us):%Y-%m-%d} {clock(at_us)}"
-    return f"{_utc(at_us):%Y-%m-%d %H:%M}" if to == "minutes" else f"{_utc(at_us):%Y-%m-%d %H:%M:%S}"
-
-
-def _utc(at_us: int) -> dt.datetime:
-    return dt.datetime.fromtimestamp(at_us / 1e6, dt.UTC)
+        return f"{utc(at_us):%Y-%m-%d} {clock(at_us)}"
+    return f"{utc(at_us):%Y-%m-%d %H:%M}" if to == "minutes" else f"{utc(at_us):%Y-%m-%d %H:%M:%S}"

@@ -33,39 +33,24 @@ _KINDS = {
     "broker": (*kinds_of(broker, pair, store), "pulse"),
 }
 
-
-def earlier(older: DataFrame, records: DataFrame) -> Rows:
-    """What records of before the job's days say of the runs that have later ones, too.
-
-    ``boot``; ``start``, the record with which the run began, if it is there; ``read_to``, the last number
-    before the later ones; ``astray``, how many came after the first of those: a wall clock was set, or is
-    behind.
-    """
-    begun = F.broadcast(records.groupBy("boot").agg(F.min("seq").alias("first_seq")))
-    is_before = F.col("seq") < F.col("first_seq")
-    start = F.struct("seq", "sample", *_ABOUT)
-    return collected(
-        older.join(begun, "boot")
-        .groupBy("boot")
-        .agg(
-            F.max(F.when(F.col("kind") == "started", start)).alias("start"),
-            F.max(F.when(is_before, F.col("seq"))).alias("read_to"),
-            F.count_distinct(F.when(~is_before, F.col("seq"))).alias("astray"),
-        )
-    )
+Facts = Mapping[str, Rows]
+"""What ``facts`` found."""
 
 
-def facts(records: DataFrame) -> Mapping[str, Rows]:
-    """What the driver has to know of bronze records, by ``what``.
+def facts(records: DataFrame, older: DataFrame | None = None) -> tuple[Facts, Facts]:
+    """What the driver has to know of bronze records, and of ``older`` ones, by ``what``: one query.
 
     "sum": all records by day, run, at - mono, topic, the service of requests and the epoch of executions.
     "event": those of ``gold.history``. "pulses": what those of a run tell in all. "loads": of a run and
     service. "stale": what ``_stale`` finds, by one query more if there is any.
     """
-    found: defaultdict[str, list[Row]] = defaultdict(list)
-    for row in collected(fact_rows(records)):
-        found[row["what"]].append(row)
-    return {**found, "stale": _stale(records, found["sum"])}
+    told = fact_rows(records).withColumn("is_older", F.lit(False))
+    if older is not None:
+        told = told.unionByName(fact_rows(older).withColumn("is_older", F.lit(True)))
+    found: tuple[defaultdict[str, list[Row]], ...] = (defaultdict(list), defaultdict(list))
+    for row in collected(told):
+        found[row["is_older"]][row["what"]].append(row)
+    return {**found[0], "stale": _stale(records, found[0]["sum"])}, found[1]
 
 
 def _stale(records: DataFrame, sums: Rows) -> Rows:
@@ -102,7 +87,7 @@ def _began() -> Column:
 
 
 def fact_rows(records: DataFrame) -> DataFrame:
-    """``facts`` as the one query that brings them."""
+    """The query of ``facts``."""
     of_events = records.where(F.col("topic") == "events")
     return together(_sums(records), _events(of_events), _pulses(of_events), _loads(of_events))
 
@@ -173,24 +158,27 @@ def _loads(events: DataFrame) -> DataFrame:
     )
 
 
-def runs(found: Mapping[str, Rows], before: Iterable[Row] = ()) -> list[dict[str, Any]]:
+def runs(found: Facts, before: Facts | None = None) -> list[dict[str, Any]]:
     """Rows of ``silver.runs``. A run over midnight is of the day of its first record.
 
-    ``before`` is what ``earlier`` found.
+    ``before``: the ``facts`` of earlier days. They tell who the processes were that go on, and what of their
+    records is not missing.
     """
-    known = {row["boot"]: row for row in before}
-    starts: dict[str, Row] = {boot: row["start"] for boot, row in known.items() if row["start"]}
-    of_here = [event for event in found.get("event", ()) if event["kind"] == "started"]
-    starts |= {event["boot"]: event for event in sorted(of_here, key=lambda event: event["seq"])}
+    before = before or {}
+    events = sorted((*before.get("event", ()), *found.get("event", ())), key=lambda event: event["seq"])
+    starts = {event["boot"]: event for event in events if event["kind"] == "started"}
     of_run: defaultdict[tuple[str, str, str], list[Row]] = defaultdict(list)
     of_clock: defaultdict[str, list[Row]] = defaultdict(list)
+    earlier: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in before.get("sum", ()):
+        earlier[row["boot"]].append(row)
     for row in found.get("sum", ()):
         of_run[row["pair"], row["boot"], row["node"]].append(row)
         of_clock[_clock(starts, row["boot"])].append(row)
     offsets = {clock: _median(rows) for clock, rows in of_clock.items()}
     told = []
     for (of_pair, boot, node), rows in sorted(of_run.items()):
-        row = _run(rows, starts.get(boot), known.get(boot), offsets[_clock(starts, boot)])
+        row = _run(rows, starts.get(boot), earlier[boot], offsets[_clock(starts, boot)])
         told.append({**row, "pair": of_pair, "boot": boot, "node": node})
     return told
 
@@ -209,13 +197,16 @@ def _median(rows: Sequence[Row]) -> int:
     raise AssertionError("a clock without a record")
 
 
-def _run(rows: Sequence[Row], start: Row | None, before: Row | None, offset_us: int) -> dict[str, Any]:
+def _run(rows: Sequence[Row], start: Row | None, earlier: Sequence[Row], offset_us: int) -> dict[str, Any]:
     def total(name: str) -> int:
         return sum(row[name] or 0 for row in rows)
 
     first, last = min(row["first_seq"] for row in rows), max(row["last_seq"] for row in rows)
     count, start = total("records"), start or {}
-    read_to, astray = (before["read_to"] or 0, before["astray"]) if before else (0, 0)
+    before_seq = min((row["first_seq"] for row in earlier), default=first)
+    read_to = max((row["last_seq"] for row in earlier), default=0) if before_seq < first else 0
+    # A wall clock that was set, or is behind, puts later records into earlier days.
+    astray = max(sum(row["records"] for row in earlier) - max(first - before_seq, 0), 0)
     # Without its first record (of another day, or lost) a run is what it did.
     did = next((source for source in _KINDS if total(f"of_{source}")), "unknown")
     return {

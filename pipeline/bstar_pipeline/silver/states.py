@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from bstar_pipeline.gold.history import CLOCK_ERROR_US, Event, History, PairHistory, Run, overlaps
+from bstar_pipeline.gold.history import CLOCK_ERROR_US, Event, History, PairHistory, Run, State, overlaps
 from bstar_pipeline.pair_rows import Row, Rows, by_pair
 
 _OF_PULSES = ("first_state", "first_epoch", "pulse_us", "longest_us")
@@ -16,7 +16,7 @@ def histories(
     facts: Mapping[str, Rows], runs: Rows, clock_error_us: int = CLOCK_ERROR_US
 ) -> dict[str, PairHistory]:
     """The history of every pair, of ``silver.facts`` and rows of ``silver.runs``."""
-    pulses = {row["boot"]: row for row in facts.get("pulses", ())}
+    pulses = _pulses(facts.get("pulses", ()))
     offsets = {run["boot"]: run["offset_us"] for run in runs}
     events = by_pair(facts.get("event", ()))
     found = {}
@@ -30,18 +30,39 @@ def histories(
 
 
 def histories_of(histories: Mapping[str, PairHistory], runs: Rows) -> dict[str, PairHistory]:
-    """``histories`` with the states of these runs alone, and the overlaps since the first of them began."""
-    boots = {run["boot"] for run in runs}
-    begins = {pair: min(run["started_at_us"] for run in of_pair) for pair, of_pair in by_pair(runs).items()}
-    return {
-        pair: replace(
-            history,
-            states=[state for state in history.states if state.boot in boots],
-            overlaps=[each for each in history.overlaps if each.since_at_us >= begins[pair]],
+    """What ``histories`` have since these runs began here, which may be later than they began."""
+    begins = {run["boot"]: run for run in runs}
+    found = {}
+    for pair, of_pair in by_pair(runs).items():
+        history, began_us = histories[pair], min(run["started_at_us"] for run in of_pair)
+        states = [_since(state, begins[state.boot]) for state in history.states if state.boot in begins]
+        overlaps = [each for each in history.overlaps if each.since_at_us >= began_us]
+        found[pair] = replace(
+            history, states=[state for state in states if state is not None], overlaps=overlaps
         )
-        for pair, history in histories.items()
-        if pair in begins
-    }
+    return found
+
+
+def _since(state: State, run: Row) -> State | None:
+    """What is left of a state since a run's first record here."""
+    if state.since_at_us >= run["started_at_us"]:
+        return state
+    if state.until_at_us < run["started_at_us"]:
+        return None
+    return replace(state, since_at_us=run["started_at_us"], day=run["day"])
+
+
+def _pulses(rows: Rows) -> dict[str, dict[str, Any]]:
+    """Those of each run; of several days the earlier first."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        known = found.setdefault(row["boot"], dict.fromkeys(_OF_PULSES))
+        for name in _OF_PULSES:
+            if name == "longest_us":
+                known[name] = max(known[name] or 0, row[name] or 0) or None
+            elif known[name] is None:
+                known[name] = row[name]
+    return found
 
 
 def _run(run: Row, pulses: Mapping[str, Row]) -> Run:
