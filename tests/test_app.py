@@ -273,3 +273,24 @@ def test_a_function_in_a_thread_cannot_take_an_async_resource(pair: Pair) -> Non
 
     with pytest.raises(ConfigurationError, match="takes the async resource Database: make it async"):
         app.run()
+
+
+@pytest.mark.loopback
+def test_a_stop_before_the_services_have_begun_ends_it(pair: Pair) -> None:
+    """The stop came between the start of a worker's thread and its beginning, and the app served on."""
+    for _ in range(20):
+        app = App(pair.endpoints)
+
+        @app.service("now")
+        def now(request: Request) -> bytes:
+            return b""
+
+        @app.service("later")
+        async def later(request: Request) -> bytes:
+            return b""
+
+        app.stop()
+        thread = threading.Thread(target=app.run, daemon=True)
+        thread.start()
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()

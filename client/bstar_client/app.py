@@ -23,7 +23,8 @@ import inspect
 import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from concurrent.futures import CancelledError
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from types import FrameType
 from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 
@@ -40,6 +41,9 @@ from bstar_client.sync.worker import Worker
 from bstar_client.workers.handlers import Request, WorkerHooks
 from bstar_client.workers.replies import ReplyStore
 from bstar_client.workers.typed import bind
+
+# How long after a stop the workers are asked once more.
+_AGAIN_S = 0.2
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -344,13 +348,18 @@ class Life:
         try:
             self.over.wait()
         finally:
-            for worker in self.workers:
-                if isinstance(worker, Worker):
-                    worker.stop()
-                else:
-                    loop.call(worker.stop)
             for thread in threads:
-                thread.join()
+                # Again and again: a worker that has not begun yet is not stopped.
+                while thread.is_alive():
+                    self._stop_workers(loop)
+                    thread.join(_AGAIN_S)
+
+    def _stop_workers(self, loop: "ThreadLoop") -> None:
+        for worker in self.workers:
+            if isinstance(worker, Worker):
+                worker.stop()
+            else:
+                loop.call(worker.stop)
 
     def _until_end(self, serve: Callable[[], None]) -> None:
         """Serve one service. Its error ends all of them."""
@@ -401,7 +410,8 @@ def _event_loop() -> Iterator[ThreadLoop]:
 
 
 def _run_async(worker: AsyncWorker, loop: ThreadLoop) -> None:
-    loop.run(worker.run())
+    with suppress(CancelledError):  # it was stopped before it had begun
+        loop.run(worker.run())
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
