@@ -248,7 +248,7 @@ class Endings:
                 yield request
 
     def give_up(self, identity: bytes, client: bytes, now: float) -> list[Output]:
-        """A native client has given up its request (BSN-B-26). One with a key stays: others may want it."""
+        """A native client has given up its request (BSN-B-28). One with a key stays: others may want it."""
         if native.is_keyed(identity):
             return []
         request = self._ledger.by_identity.get(identity)

@@ -147,7 +147,7 @@ class Session:
         return outputs
 
     def _cancel(self, call: Call, outputs: list[Output]) -> None:
-        """CANCEL the request at the node that has it (BSN-C-12). One with a key stays: others may want it."""
+        """CANCEL the request at the node that has it (BSN-C-15). One with a key stays: others may want it."""
         node = self._nodes[call.node]
         if call.key is None and call.sent_to and call.sent_to == node.connection and node.takes_cancels:
             outputs.append(Send(node.index, native.encode_cancel(call.identity, self._sender.epoch)))

@@ -11,6 +11,7 @@ The core fences: it answers a request below the epoch that it obeys with STALE_E
 """
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from bstar.base.printable import printable
 from bstar.errors import BstarError, RemoteProtocolError, WorkerError
@@ -239,38 +240,29 @@ class WorkerCore:
 
     def failed(self, job: Job, text: str, now: float) -> list[WorkerOutput]:
         """The handler raised."""
-        return self._failed(job, self._dialect.failure(job, ErrorCode.HANDLER_FAILED, text), now)
+        return self._ended(job, self._dialect.failure(job, ErrorCode.HANDLER_FAILED, text), "failed", now)
 
     def declined(self, job: Job, text: bytes, data: bytes, now: float) -> list[WorkerOutput]:
         """The handler declined the request, in the form of ``wire.declined`` (BSN-W-20)."""
-        outputs: list[WorkerOutput] = []
-        if self._is_late(job):
-            return outputs
-        self.counters.declined += 1
-        self._answer(job, self._dialect.declined(job, text, data), outputs, now)
-        self._end(job, outputs, now)
-        return outputs
+        return self._ended(job, self._dialect.declined(job, text, data), "declined", now)
 
     def retried(self, job: Job, text: str, retry_ms: int, now: float) -> list[WorkerOutput]:
         """The handler asks for another attempt, in ``retry_ms`` or OWN_BACKOFF (BSN-W-15)."""
-        return self._failed(job, self._dialect.failure(job, ErrorCode.RETRY, text, retry_ms), now)
-
-    def _failed(self, job: Job, frames: list[bytes], now: float) -> list[WorkerOutput]:
-        outputs: list[WorkerOutput] = []
-        if self._is_late(job):
-            return outputs
-        self.counters.failed += 1
-        self._answer(job, frames, outputs, now)
-        self._end(job, outputs, now)
-        return outputs
+        return self._ended(job, self._dialect.failure(job, ErrorCode.RETRY, text, retry_ms), "failed", now)
 
     def cancelled(self, job: Job, text: str, now: float) -> list[WorkerOutput]:
         """The handler raised after its request was cancelled."""
+        return self._ended(job, self._dialect.failure(job, ErrorCode.CANCELLED, text), "cancelled", now)
+
+    def _ended(
+        self, job: Job, frames: list[bytes], outcome: Literal["declined", "failed", "cancelled"], now: float
+    ) -> list[WorkerOutput]:
+        """The handler ended without a reply: answer with these frames."""
         outputs: list[WorkerOutput] = []
         if self._is_late(job):
             return outputs
-        self.counters.cancelled += 1
-        self._answer(job, self._dialect.failure(job, ErrorCode.CANCELLED, text), outputs, now)
+        setattr(self.counters, outcome, getattr(self.counters, outcome) + 1)
+        self._answer(job, frames, outputs, now)
         self._end(job, outputs, now)
         return outputs
 
