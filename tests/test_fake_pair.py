@@ -347,6 +347,42 @@ def test_futures_may_be_waited_for() -> None:
         assert (done, pending) == (set(calls), set())
 
 
+def test_who_waits_for_a_future_that_never_ends_is_told_so() -> None:
+    with fake({}) as client:
+        call = client.begin("nobody", b"", timeout=1_000_000)
+        assert futures.wait([call], timeout=60).done
+        with pytest.raises(HarnessError, match="waits for ever"):
+            call.result()
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_async_handlers_serve_several_threads() -> None:
+    async def work(request: Request) -> bytes:
+        await asyncio.sleep(0.1)
+        return request.body
+
+    for _ in range(50):
+        with fake({"work": work}) as client:
+            calls = [client.begin("work", b"x", timeout=10) for _ in range(3)]
+            futures.wait(calls)
+            assert [call.result().body for call in calls] == [b"x"] * 3
+
+
+def test_no_time_passes_while_several_threads_let_calls_go_on() -> None:
+    """A thread took a job, and before it was counted as busy another let the time jump to the deadline."""
+    app = App(["tcp://127.0.0.1:1"])
+
+    @app.service("echo", threads=1, credit=1)
+    def work(request: Request) -> bytes:
+        return request.body
+
+    for _ in range(50):
+        with fake(app) as client:
+            calls = [client.begin("echo", b"x", timeout=10) for _ in range(3)]
+            futures.wait(calls)
+            assert [call.result().body for call in calls] == [b"x"] * 3
+
+
 def test_a_call_that_is_cancelled_is_cancelled_at_its_handler() -> None:
     seen: list[bool] = []
 

@@ -110,6 +110,8 @@ class Real(Stage):
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
         self._is_over = threading.Event()
+        # Held while a handler kills a node: its callers hear of it before the node is quite gone.
+        self._killing = threading.Lock()
 
     @contextmanager
     def enter(self, handlers: Mapping[str, Handler]) -> Iterator[None]:
@@ -126,17 +128,19 @@ class Real(Stage):
             yield
 
     def _mend(self) -> None:
-        for node in self.pair.nodes:
-            if not node.is_running:
-                node.start()
+        with self._killing:
+            for node in self.pair.nodes:
+                if not node.is_running:
+                    node.start()
         self.pair.settled()
 
     def fail_over(self) -> None:
-        self.pair.kill_active()
+        with self._killing:
+            self.pair.kill_active()
 
     def lose_reply(self) -> None:
         # It goes to the node that is dead.
-        self.pair.kill_active()
+        self.fail_over()
 
     @contextmanager
     def busy(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 import asyncio
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,6 +15,7 @@ from bstar_client.sync.futures import CallFuture
 from bstar_testing.memory.links import MemoryLinks
 from bstar_testing.memory.node import MemoryNode
 from bstar_testing.memory.world import World
+from bstar_testing.processes import HarnessError
 
 if TYPE_CHECKING:
     from bstar_client.aio.client_loop import ClientLoop as AsyncClientLoop
@@ -93,9 +95,13 @@ class MemoryFuture(CallFuture[Any]):
         """Let the pair go on in a thread until the call has ended."""
         if not self._is_driven:
             self._is_driven = True
-            threading.Thread(
-                target=self._world.drive, args=(self.done,), name="bstar-client", daemon=True
-            ).start()
+            threading.Thread(target=self._drive_on, name="bstar-client", daemon=True).start()
+
+    def _drive_on(self) -> None:
+        try:
+            self._world.drive(self.done)
+        except HarnessError as error:  # it would wait for ever
+            self.set_exception(error)
 
     def result(self, timeout: float | None = None) -> Any:
         """The reply, within ``timeout`` seconds of the pair's time or TimeoutError."""
@@ -139,8 +145,8 @@ class MemoryLoop:
         self._core = core
         self._delivery = delivery
         # Calls that have begun; nothing is sent while code runs.
-        self._begun: list[Call] = []
-        self._abandoned: list[Call] = []
+        self._begun: deque[Call] = deque()
+        self._abandoned: deque[Call] = deque()
         self._links = delivery.links = cast("Any", net.new_links(poll=self))
         delivery.perform(core.restart((), self._world.now))
         self._links.open_all()
@@ -158,8 +164,8 @@ class MemoryLoop:
         self._world.post(self._send_begun)
 
     def _send_begun(self) -> None:
-        begun, self._begun = self._begun, []
-        if begun:
+        # Other threads begin calls meanwhile.
+        if begun := [self._begun.popleft() for _ in range(len(self._begun))]:
             self._delivery.perform(self._core.submit_all(begun, self._world.now))
 
     def nudge(self) -> None:
@@ -183,7 +189,7 @@ class MemoryLoop:
 
     def _abandon(self) -> None:
         while self._abandoned:
-            self._delivery.abandon(self._abandoned.pop(0), self._world.now)
+            self._delivery.abandon(self._abandoned.popleft(), self._world.now)
 
     def close(self) -> None:
         """End every call. Idempotent."""

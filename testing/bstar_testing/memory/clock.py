@@ -6,6 +6,7 @@ An event loop joins it for a while (``VirtualTime``): its clock is the virtual o
 
 import asyncio
 import selectors
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, cast
@@ -116,18 +117,22 @@ class PrivateLoop:
         self.due: float | None = None
         self._clock = clock
         self._time = VirtualTime(self.loop, clock, self._stop)
+        self._turning = threading.Lock()
 
     def _stop(self, delay_s: float | None) -> None:
         self.due = None if delay_s is None else self._clock.now() + delay_s
         self.loop.stop()
 
     def turn(self) -> bool:
-        """Let its tasks go on until all of them wait; False if all do already, or if one of them asks."""
-        if self.loop.is_running():
+        """Let its tasks go on until all of them wait. False if all do already, or if it runs already."""
+        if not self._turning.acquire(blocking=False):
             return False
-        turns = self._time.turns
-        self.loop.run_forever()
-        return self._time.turns != turns
+        try:
+            turns = self._time.turns
+            self.loop.run_forever()
+            return self._time.turns != turns
+        finally:
+            self._turning.release()
 
     def close(self) -> None:
         """Cancel what is left in it and close it."""

@@ -142,12 +142,13 @@ class MemoryWorkerLoop(MemoryDispatcher):
             self._world.offer(self._run_next)
 
     def _run_next(self) -> None:
-        if not self._waiting or self._running >= self._threads:
-            return
-        job = self._waiting.popleft()
-        if self.has_ended or not self._core.claim(job):
-            return
-        self._running += 1
+        with self._world.lock:
+            if not self._waiting or self._running >= self._threads:
+                return
+            job = self._waiting.popleft()
+            if self.has_ended or not self._core.claim(job):
+                return
+            self._running += 1
         if is_any(self.handler, inspect.isgeneratorfunction):
             _Strand(self._world, self, partial(self._execute, job)).resume()
         else:
@@ -157,14 +158,16 @@ class MemoryWorkerLoop(MemoryDispatcher):
         try:
             self._executor.execute(job)
         finally:
-            self._running -= 1
-            if self._waiting:
-                self._world.offer(self._run_next)
+            with self._world.lock:
+                self._running -= 1
+                if self._waiting:
+                    self._world.offer(self._run_next)
 
     def report(self, result: Result) -> None:
-        """A handler has a result: send it."""
-        if not self.has_ended:
-            self.answer_all(deque([result]), self._world.now)
+        """A handler has a result: send it. In any thread."""
+        with self._world.lock:
+            if not self.has_ended:
+                self.answer_all(deque([result]), self._world.now)
 
     def failed(self, job: Job, request: Request, error: BaseException) -> Result:
         """Report the handler's exception; Ctrl-C is the program's."""

@@ -60,7 +60,7 @@ class World:
         self._jobs: deque[Job] = deque()
         self._later: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = count()
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._is_over = False
         self._here = threading.local()
         # Handlers that run, and do not wait for what happens here.
@@ -102,15 +102,24 @@ class World:
 
     def turn(self) -> bool:
         """Let everything happen that is due, and run one job; False if there was nothing."""
-        with self._lock:
+        with self.lock:
             if self._is_over:
                 return False
             happened = self._happen()
-            job = self._jobs.popleft() if self._jobs else None
-        if job is None:
-            return happened
+            if not self._jobs:
+                return happened
+            job = self._jobs.popleft()
+            # Counted before another thread may look whether time may jump.
+            self._count(1)
         self._run(job)
         return True
+
+    def _turn_private_loop(self) -> object:
+        loop = self.private_loop
+        if loop is None:
+            return False
+        self._count(1)
+        return self._run(loop.turn)
 
     def _happen(self) -> bool:
         happened = False
@@ -128,12 +137,12 @@ class World:
                 happened = True
         return happened
 
-    def _run(self, job: Job) -> None:
+    def _run(self, job: Job) -> object:
+        """The caller has counted it."""
         depth = getattr(self._here, "depth", 0)
         self._here.depth = depth + 1
-        self._count(1)
         try:
-            job()
+            return job()
         finally:
             self._count(-1)
             self._here.depth = depth
@@ -152,7 +161,7 @@ class World:
         self._active_at = self.now
 
     def _count(self, busy: int) -> None:
-        with self._lock:
+        with self.lock:
             self._busy += busy
 
     # --- time -----------------------------------------------------------------------------------------------
@@ -171,13 +180,13 @@ class World:
                     return False
                 if self.turn():
                     continue
-                if self.private_loop is not None and self.private_loop.turn():
+                if self._turn_private_loop():
                     continue
                 if self._others_go_on():
                     continue
-                with self._lock:
+                with self.lock:
                     # Another thread may have gone on, and to the end.
-                    if not is_over() and not self._jump(until):
+                    if not is_over() and not self._has_work() and not self._jump(until):
                         return False
         finally:
             self._count(own)
@@ -185,7 +194,7 @@ class World:
 
     def end(self, ends: Iterable[Callable[[], object]]) -> None:
         """End all that lives in it. A thread that still lets it go on finds nothing to do."""
-        with self._lock:
+        with self.lock:
             self._is_over = True
             for each in ends:
                 each()
@@ -208,9 +217,12 @@ class World:
         while self._busy > 0 and waited_s < _PATIENCE_S:
             time.sleep(_LOOK_S)
             waited_s += _LOOK_S
-            if self._events or self._jobs:
+            if self._has_work():
                 return True
         return False
+
+    def _has_work(self) -> bool:
+        return bool(self._events or self._jobs)
 
     def _jump(self, until: float | None) -> bool:
         if self._is_over or (until is not None and self.now >= until):
