@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one turn of plain")
     parser.add_argument("--windows", type=int, nargs="+", default=[1, 100], help="of plain")
     parser.add_argument("--pending", type=int, default=1_000_000, help="of growth")
-    parser.add_argument("--size", type=int, default=len(BODY), help="octets of a body of growth")
+    parser.add_argument("--size", type=int, default=len(BODY), help="bytes of a body of growth")
     parser.add_argument("--directory", type=Path, default=Path("build/durable"))
     asked = parser.parse_args()
     asked.directory.mkdir(parents=True, exist_ok=True)

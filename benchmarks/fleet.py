@@ -137,7 +137,7 @@ def throughput(numbers: list[int], asked: argparse.Namespace) -> None:
     if most > asked.services or asked.services % most:
         raise SystemExit(f"{asked.services} services cannot be spread evenly over {most} pairs")
     print(
-        f"native, {len(BODY)} octets, {asked.services} services with a worker each, {asked.clients} "
+        f"native, {len(BODY)} bytes, {asked.services} services with a worker each, {asked.clients} "
         f"clients with a window of {asked.window} a pair, {os.cpu_count()} cores, "
         f"median of {asked.rounds} rounds"
         + (f", {asked.share:.0%} of a core for each broker" if asked.share else "")

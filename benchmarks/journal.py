@@ -3,7 +3,7 @@
     python benchmarks/journal.py                    medians over 15 pairs of rounds
     python benchmarks/journal.py --rounds 31 --seconds 2 --sample 0.1
 
-The worst case for a journal is a broker that does nothing else: one client keeps 1000 requests of 16 octets
+The worst case for a journal is a broker that does nothing else: one client keeps 1000 requests of 16 bytes
 in flight through ``HAClient.map``, and native workers echo them. Every request has a record of its own. A
 machine is noisy from one second to the next, so each round measures both, in an order that alternates, and
 what counts is the median of the rounds' ratios.
@@ -92,7 +92,7 @@ def main() -> int:
     print(f"{'ratio':12}{ratio:>12.3f}{statistics.median(cpus):>12.3f}")
     low, high = quartiles(rates)
     print(
-        f"the middle half of the throughput ratios: {low:.3f} to {high:.3f}; journal files: {octets:,} octets"
+        f"the middle half of the throughput ratios: {low:.3f} to {high:.3f}; journal files: {octets:,} bytes"
     )
     return 0 if ratio >= 0.9 else 1
 

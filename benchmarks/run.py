@@ -4,7 +4,7 @@
     python benchmarks/run.py --rounds 3 --seconds 1 --workers 1 --windows 1 100 --dialects mdp02
 
 Machines are shared and noisy, so compare the ratios: floor and broker take turns, round by round, and a ratio
-is the median of the rounds' ratios. One client on a raw DEALER keeps WINDOW requests of 16 octets in flight;
+is the median of the rounds' ratios. One client on a raw DEALER keeps WINDOW requests of 16 bytes in flight;
 WORKERS echo workers run in one process. CPU is what the kernel counted for all threads of the broker's
 process.
 """

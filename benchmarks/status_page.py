@@ -60,7 +60,7 @@ def main() -> None:
                 with load(node.endpoint, asked.window):
                     rows["under load"].append(_open(browser, node.http_address))
     print(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}, {asked.turns} turns")
-    print(f"{'':12}{'arrived ms':>12}{'painted ms':>12}{'slowest ms':>12}{'octets':>10}")
+    print(f"{'':12}{'arrived ms':>12}{'painted ms':>12}{'slowest ms':>12}{'bytes':>10}")
     for way, of_way in rows.items():
         arrived, painted, octets = zip(*of_way, strict=True)
         figures = [statistics.median(arrived), statistics.median(painted), max(painted)]

@@ -1,4 +1,4 @@
-"""What a typed body costs, beside msgspec alone; and what a body of octets costs, to compare two releases.
+"""What a typed body costs, beside msgspec alone; and what a body of bytes costs, to compare two releases.
 
     python benchmarks/typed_bodies.py [--rounds 40]
 
@@ -102,7 +102,7 @@ def main() -> None:
     json, decode = msgspec.json.encode(ORDER), msgspec.json.Decoder(Order).decode
     encode = msgspec.json.Encoder().encode
     client = HAClient(NODES)
-    steps = {"client, octets": client_of(client, json), "worker, octets": worker_of(octets, json, {})}
+    steps = {"client, bytes": client_of(client, json), "worker, bytes": worker_of(octets, json, {})}
     if "codec" in bstar_client.Ask.__struct_fields__:
         headers = {"content-type": "application/json"}
         steps |= {

@@ -183,7 +183,7 @@ def test_a_narrow_wire_takes_its_time(network: Network, flow: Flow) -> None:
     with network.wire.rate("a", "b", kbit_s=800):
         flow.send(50, size=972)
         assert flow.take(50) == list(range(50))
-    # With UDP and IP headers 1000 octets each, so 10 ms.
+    # With UDP and IP headers 1000 bytes each, so 10 ms.
     assert flow.came[-1][0] - flow.sent_at[0] >= 0.5
 
 

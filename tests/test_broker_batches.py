@@ -71,7 +71,7 @@ def test_rows_with_headers_stay_a_batch_for_a_worker_that_reads_them_and_travel_
     desk.final(b"u", 3)
     for number in (1, 2):
         desk.final(b"v", number)
-    assert (desk.ledger.waiting.count, desk.ledger.waiting.octets) == (0, 0)
+    assert (desk.ledger.waiting.count, desk.ledger.waiting.size_bytes) == (0, 0)
 
 
 @pytest.mark.requirement("BSN-G-17")
@@ -142,7 +142,7 @@ def test_each_of_a_queued_batch_expires_at_its_own_time() -> None:
     assert [(identity, code) for identity, code, _ in expired] == [
         (ident(number), ErrorCode.EXPIRED) for number in (2, 3, 1)
     ]
-    assert (desk.ledger.waiting.count, desk.ledger.waiting.octets, desk.ledger.requests_of) == (0, 0, {})
+    assert (desk.ledger.waiting.count, desk.ledger.waiting.size_bytes, desk.ledger.requests_of) == (0, 0, {})
 
 
 @pytest.mark.requirement("BSN-B-08")

@@ -197,7 +197,7 @@ def test_an_urgent_request_goes_before_the_others_and_again_when_its_worker_is_l
     assert [next_to(b"w2"), next_to(b"w3")] == [5, 7]
     assert ErrorCode.EXPIRED in [heard(frames).value for frames in desk.wait(2) if frames[0] == b"d"]  # 6
     assert [next_to(b"w4"), next_to(b"w5"), next_to(b"w6"), next_to(b"w7")] == [1, 2, 3, 4]
-    assert (desk.ledger.waiting.count, desk.ledger.waiting.octets) == (0, 0)
+    assert (desk.ledger.waiting.count, desk.ledger.waiting.size_bytes) == (0, 0)
 
 
 def test_a_request_whose_time_ends_with_its_worker_is_not_given_to_another() -> None:
@@ -659,7 +659,7 @@ def test_the_octets_of_all_queues_together_are_bounded() -> None:
     desk.request(b"c", 1, b"x" * 60)
     assert heard(desk.request(b"c", 2, b"x" * 60, service=b"other")[0]).command == native.BUSY
     desk.ready(b"w")
-    assert desk.ledger.waiting.octets == 0
+    assert desk.ledger.waiting.size_bytes == 0
     assert desk.request(b"c", 3, b"x" * 60, service=b"other") == []
 
 
@@ -729,7 +729,7 @@ def test_giving_up_the_role_gives_every_request_back() -> None:
     assert desk.ledger.waiting.count == 1
     assert desk.broker.release(desk.now) == []
     assert desk.ledger.services[b"echo"].tally.returned == 3
-    assert desk.ledger.waiting.octets == 0
+    assert desk.ledger.waiting.size_bytes == 0
 
 
 def test_a_reply_that_comes_after_the_role_is_gone_is_dropped_and_the_worker_stays() -> None:

@@ -187,7 +187,7 @@ class BrokerModel(RuleBasedStateMachine):
         in_queues = len(queued) + sum(b.left for b in bundles)
         assert sum(broker.ledger.requests_of.values()) == len(held) + in_bundles + in_queues
         assert broker.ledger.waiting.count == in_queues
-        assert broker.ledger.waiting.octets == sum(r.size for r in queued) + sum(
+        assert broker.ledger.waiting.size_bytes == sum(r.size for r in queued) + sum(
             len(b.blob) - b.given_bytes for b in bundles
         )
         assert all(item.is_queued and item.expires_at > self.desk.now for item in waiting)

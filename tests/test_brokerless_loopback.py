@@ -155,7 +155,7 @@ def test_a_server_that_is_restarted_is_found_again(places: list[str]) -> None:
 @requirement("FLP-G-01")
 @requirement("FLP-C-01")
 def test_a_client_of_model_3_is_a_router_without_an_identity() -> None:
-    """FLP-G-01, FLP-C-01: the server writes every octet itself."""
+    """FLP-G-01, FLP-C-01: the server writes every byte itself."""
     with ZmtpListener() as listener, Freelance([listener.endpoint], timeout=0.1) as client:
         server = listener.accept()
         assert server.properties[b"Socket-Type"] == b"ROUTER"

@@ -2,7 +2,7 @@
 
 A model keeps what each request is and where it must be. Batches are dealt to several workers, expire, are
 given back, redelivered, asked for again and answered in any order; whatever the broker sends is checked
-against the model, octet by octet.
+against the model, byte by byte.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from support.desk import Desk, heard
 
 CLIENTS = st.sampled_from([b"1", b"2"])
 WORKERS = st.sampled_from([b"w1", b"w2", b"w3"])
-# Octets of a body and seconds to live; 0 for no limit.
+# Bytes of a body and seconds to live; 0 for no limit.
 ROWS = st.lists(st.tuples(st.integers(0, 9), st.sampled_from([200, 1_000, 5_000])), min_size=1, max_size=40)
 DELIVERIES_MAX = 3
 # Workers hold 40 requests at most: all of them, all of them again, five, and then one.
@@ -307,7 +307,7 @@ class BundlesModel(RuleBasedStateMachine):
         broker = self.desk.broker
         here = [row for row in self.rows.values() if not row.is_ended]
         assert broker.ledger.waiting.count == sum(not row.worker for row in here)
-        assert broker.ledger.waiting.octets == sum(row.octets for row in here if not row.worker)
+        assert broker.ledger.waiting.size_bytes == sum(row.octets for row in here if not row.worker)
         for worker in broker.ledger.workers.values():
             if worker.gone_at is None:
                 assert worker.held == sum(row.worker == worker.routing_id for row in here)

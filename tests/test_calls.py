@@ -215,7 +215,7 @@ def test_every_row_is_answered_once_although_the_active_node_is_killed(spark: Sp
 @pytest.mark.spark
 @pytest.mark.loopback
 def test_a_small_queue_slows_a_job_down_and_loses_nothing(spark: SparkSession) -> None:
-    """Also: statuses beside each other, a prefix, frames, bodies of octets, and a job that gives up."""
+    """Also: statuses beside each other, a prefix, frames, bodies of bytes, and a job that gives up."""
     from pyspark.sql import functions as F  # noqa: N812
 
     from bstar_pipeline import call

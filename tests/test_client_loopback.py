@@ -365,7 +365,7 @@ def test_bodies_with_one_key_in_one_window_are_one_request(client: HAClient, bro
 
 
 def test_a_key_has_an_octet_and_a_dialect_that_can_carry_it(client: HAClient, broker: ScriptedBroker) -> None:
-    with pytest.raises(LocalProtocolError, match="one octet"):
+    with pytest.raises(LocalProtocolError, match="one byte"):
         client.request("echo", b"x", key=b"")
     with (
         HAClient(broker.endpoint, dialect="mdp02") as plain,

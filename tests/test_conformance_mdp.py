@@ -1,4 +1,4 @@
-"""Majordomo 0.1 (7/MDP) and 0.2 (18/MDP): the broker as its clients and workers meet it, octet by octet.
+"""Majordomo 0.1 (7/MDP) and 0.2 (18/MDP): the broker as its clients and workers meet it, byte by byte.
 
 The ids are listed in tests/support/requirements.py. Frames are spelled out here wherever they are the point.
 The broker is the production core in virtual time (``memory_broker``); tests/test_conformance_sockets.py has
@@ -604,7 +604,7 @@ OF_STRANGERS = {
                 "command-0": [b"\x00"],
                 "command-6": [b"\x06"],
                 "command-255": [b"\xff"],
-                "command-of-two-octets": [b"\x01\x01", b"SERVICE"],
+                "command-of-two-bytes": [b"\x01\x01", b"SERVICE"],
                 "READY-without-service": [b"\x01"],
                 "READY-with-more": [b"\x01", b"SERVICE", b"x"],
                 "REQUEST-from-a-worker": [b"\x02", b"client", b"", b"body"],
@@ -653,7 +653,7 @@ OF_CLIENTS = {
         ("no-service", [b"MDPC02", b"\x01"]),
         ("no-body", [b"MDPC02", b"\x01", b"SERVICE"]),
         ("empty-service", [b"MDPC02", b"\x01", b"", b"body"]),
-        ("service-of-256-octets", [b"MDPC02", b"\x01", b"s" * 256, b"body"]),
+        ("service-of-256-bytes", [b"MDPC02", b"\x01", b"s" * 256, b"body"]),
         ("command-0", [b"MDPC02", b"\x00", b"SERVICE", b"body"]),
         ("PARTIAL-from-a-client", [b"MDPC02", b"\x02", b"SERVICE", b"body"]),
         ("FINAL-from-a-client", [b"MDPC02", b"\x03", b"SERVICE", b"body"]),
@@ -710,7 +710,7 @@ def test_a_malformed_message_of_a_client_is_dropped(
 @pytest.mark.parametrize(
     "command",
     [[b"\x02", b"client", b"", b"body"], [b"\x08", b"what?"], [b"\x01\x01"], [b""], []],
-    ids=["REQUEST", "08", "two-octets", "empty", "header-alone"],
+    ids=["REQUEST", "08", "two-bytes", "empty", "header-alone"],
 )
 @requirement("MDP1-B-05")
 @requirement("MDP2-B-05")

@@ -82,7 +82,7 @@ def test_the_least_recently_used_worker_is_next(harbour: Harbour) -> None:
     ],
 )
 def test_only_the_whole_shape_is_ready(harbour: Harbour, frames: list[bytes]) -> None:
-    """SPP-B-04: exactly one octet 01 after the envelope; anything else registers nobody."""
+    """SPP-B-04: exactly one byte 01 after the envelope; anything else registers nobody."""
     harbour.say(b"w", *frames)
     assert not harbour.registered
     assert sum(harbour.drops.values()) == 1
@@ -100,7 +100,7 @@ def test_a_worker_is_ready_once_and_answers_each_request_once(harbour: Harbour) 
 
 
 def test_an_address_that_begins_like_ready_is_no_ready(harbour: Harbour) -> None:
-    """The published queue compares one octet: a client 01… never hears its replies there."""
+    """The published queue compares one byte: a client 01… never hears its replies there."""
     client = native.identity(b"\x01" + bytes(15), 1)
     asked = native.encode_request(client, SERVICE, [b"x"], ttl_ms=0, epoch=0, is_repeated=False)
     harbour.say(b"w", b"", READY)
@@ -176,7 +176,7 @@ def test_a_simple_worker_may_say_ready_as_a_word(harbour: Harbour) -> None:
 
 
 def test_a_paranoid_worker_that_sends_words_gets_words(harbour: Harbour) -> None:
-    """It counts the queue as lost if it gets octets. One that sends octets beside it gets those."""
+    """It counts the queue as lost if it gets bytes. One that sends bytes beside it gets those."""
     worded = harbour.add(b"words", is_worded=True)
     plain = harbour.add(b"octets")
     harbour.wait(10.0)
@@ -309,7 +309,7 @@ def test_heartbeats_come_over_the_socket_of_the_requests(harbour: Harbour) -> No
 @requirement("PPP-G-03")
 @pytest.mark.parametrize("body", [[READY], [HEARTBEAT], [b""], [b"a", b"b"]])
 def test_an_address_stands_before_every_body(harbour: Harbour, body: list[bytes]) -> None:
-    """PPP-G-03: a body of one command's octet is no command, in either direction."""
+    """PPP-G-03: a body of one command's byte is no command, in either direction."""
     harbour.add(b"w")
     harbour.ask(b"c", b"", *body)
     assert harbour.taken(b"c") == [[b"", *body]]

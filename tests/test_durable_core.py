@@ -13,7 +13,7 @@ from bstar.wire.messages import OWN_BACKOFF, ErrorCode
 from bstar_broker.core.admission import REQUEST_BYTES
 from bstar_broker.store.core import durable as durable_store
 from bstar_broker.store.core import runner
-from bstar_broker.store.core.desk import ENTRY_OCTETS_MAX
+from bstar_broker.store.core.desk import ENTRY_BYTES_MAX
 from bstar_broker.store.core.settings import StoreSettings
 from bstar_broker.store.core.titanic import REQUEST
 from support.solo_store import DAY_MS, SoloStore
@@ -362,7 +362,7 @@ def successor(leader: SoloStore) -> SoloStore:
 
 def test_requests_that_the_broker_returns_take_no_room_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its queue is full for long: each refusal gives back what the request took of the bound in octets."""
-    monkeypatch.setattr(runner, "_OCTETS_MAX", 5_000)
+    monkeypatch.setattr(runner, "_BYTES_MAX", 5_000)
     solo = SoloStore(queue_length_max=1)
     [plain] = [native.encode_request(native.identity(b"p" * 16, 1), b"work", [b"fills the queue"], ttl_ms=0)]
     assert ready(solo) == []
@@ -406,12 +406,12 @@ def test_large_submits_leave_in_entries_of_bounded_octets(solo: SoloStore) -> No
     solo.release()
     sizes = [len(entry.commands) for entry in solo.log[before:]]
     assert sum(sizes) > 30_000_000
-    assert max(sizes) <= ENTRY_OCTETS_MAX
+    assert max(sizes) <= ENTRY_BYTES_MAX
     assert solo.table.totals.pending == 30
 
 
 def test_an_entry_has_one_order_however_large(solo: SoloStore) -> None:
-    assert submits(solo, 2, ENTRY_OCTETS_MAX + 1)[1].command == native.FINAL
+    assert submits(solo, 2, ENTRY_BYTES_MAX + 1)[1].command == native.FINAL
 
 
 def test_what_waits_for_the_disks_is_bounded_in_octets_and_taken_again_when_they_have_it(
@@ -429,7 +429,7 @@ def test_what_waits_for_the_disks_is_bounded_in_octets_and_taken_again_when_they
     submits(solo, 40, 4 << 20)
     solo.step_down()
     assert solo.node.store is not None
-    assert solo.node.store._desk.waiting_octets == 0  # type: ignore[attr-defined]
+    assert solo.node.store._desk.waiting_bytes == 0  # type: ignore[attr-defined]
 
 
 def test_a_submit_is_refused_while_what_it_becomes_on_its_way_does_not_fit(solo: SoloStore) -> None:

@@ -108,10 +108,10 @@ def test_ids_made_later_are_greater() -> None:
         ({"retries": RetryPolicy(max=0)}, "max is 1 to 1000000"),
         ({"retries": RetryPolicy(backoff=-1)}, "backoff is 0 to"),
         ({"retries": RetryPolicy(backoff_max=0)}, "backoff_max is at least 0.001 s, not 0"),
-        ({"key": ""}, "a key is one octet or more"),
+        ({"key": ""}, "a key is one byte or more"),
         ({"service": "store.submit"}, "belong to the broker"),
         ({"service": "mmi.state"}, "belong to the broker"),
-        ({"service": ""}, "a service name has 1 to 255 octets"),
+        ({"service": ""}, "a service name has 1 to 255 bytes"),
         ({"body": []}, "a body has 1 to"),
     ],
 )

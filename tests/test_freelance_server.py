@@ -147,7 +147,7 @@ def test_what_is_read_loses_no_frame_and_raises_nothing_else(frames: list[bytes]
 def test_control_frames_and_sequences_come_back_octet_for_octet(
     server: FreelanceServer, peers: Peers, control: bytes
 ) -> None:
-    """FLP-S-02, FLP-S-03 (control frames of 0, 1 and 300 octets), FL2-S-01, FL2-R-01."""
+    """FLP-S-02, FLP-S-03 (control frames of 0, 1 and 300 bytes), FL2-S-01, FL2-R-01."""
     raw = peers.new(zmq.DEALER)
     raw.send_multipart([control, b"body"])
     assert receive(raw) == [control, b"BODY"]
@@ -167,7 +167,7 @@ def test_control_frames_and_sequences_come_back_octet_for_octet(
 def test_the_server_is_a_router_whose_identity_is_its_endpoint_and_it_never_speaks_first(
     server: FreelanceServer, place: str
 ) -> None:
-    """FLP-G-01, FLP-S-01, FLP-S-04: the client writes every octet itself."""
+    """FLP-G-01, FLP-S-01, FLP-S-04: the client writes every byte itself."""
     peer = ZmtpPeer("127.0.0.1", int(place.rsplit(":", 1)[1]))
     try:
         peer.handshake()
@@ -404,7 +404,7 @@ def test_what_cannot_work_is_refused_at_once(place: str) -> None:
             FreelanceServer(upper, wildcard)
     with pytest.raises(ConfigurationError, match="models are some of 1, 2 and 3"):
         FreelanceServer(upper, place, models=(4,))
-    with pytest.raises(ConfigurationError, match="1 to 255 octets"):
+    with pytest.raises(ConfigurationError, match="1 to 255 bytes"):
         FreelanceServer(upper, place, public="x" * 256)
     with pytest.raises(ConfigurationError, match="cannot bind"):
         FreelanceServer(upper, "tcp://256.0.0.1:5555")

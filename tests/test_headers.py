@@ -1,4 +1,4 @@
-"""Headers of requests: their octets, what is refused, and that they reach the handler whatever happens."""
+"""Headers of requests: their bytes, what is refused, and that they reach the handler whatever happens."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ headers = st.dictionaries(names | st.sampled_from(["traceparent", "tracestate"])
 TENANT = {"tenant": "blue", "traceparent": "00-1-2-01"}
 
 
-# --- octets -------------------------------------------------------------------------------------------------
+# --- bytes -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.requirement("BSN-G-19")
@@ -113,8 +113,8 @@ def test_what_follows_a_torn_extension_is_no_header() -> None:
         ({"größe": "x"}, "visible ASCII"),
         ({"x" * 129: "x"}, "1 to 128"),
         ({"a": "\ud800"}, "header a cannot be written as UTF-8"),
-        ({"a": "x" * 8_000}, "header a has more than 8000 octets"),
-        ({"a": "x" * 5_000, "b": "x" * 5_000}, "at most 8000 octets, not 10010"),
+        ({"a": "x" * 8_000}, "header a has more than 8000 bytes"),
+        ({"a": "x" * 5_000, "b": "x" * 5_000}, "at most 8000 bytes, not 10010"),
         ({str(number): "" for number in range(65)}, "at most 64 headers, not 65"),
     ],
 )
@@ -182,10 +182,10 @@ def test_a_node_tells_how_long_it_has_had_a_request_with_headers() -> None:
 def test_the_octets_of_headers_count_in_the_bounds_of_the_queue() -> None:
     node, extensions = ServiceDesk(), headers_extensions(TENANT)
     node.send(b"c", *native.encode_request(ident(1), b"echo", [b"xyz"], extensions=extensions))
-    assert node.ledger.waiting.octets == 3 + len(extensions)
+    assert node.ledger.waiting.size_bytes == 3 + len(extensions)
     node.ready(b"w")
     node.final(b"w", 1)
-    assert node.ledger.waiting.octets == 0
+    assert node.ledger.waiting.size_bytes == 0
 
 
 @pytest.mark.requirement("BSN-B-27")

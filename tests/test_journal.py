@@ -58,7 +58,7 @@ class Clocks:
 
 
 class BadDisk(Disk):
-    """Takes ``room`` octets, then fails as it is told to."""
+    """Takes ``room`` bytes, then fails as it is told to."""
 
     def __init__(self) -> None:
         self.room: int | None = None
@@ -334,7 +334,7 @@ def test_every_record_is_numbered_without_gaps_over_all_files(stand: Stand) -> N
 
     assert [record.seq for record in found] == list(range(1, len(found) + 1))
     assert journal.counters.records == len(found)
-    assert journal.counters.octets == sum(map(len, stand.lines()))
+    assert journal.counters.size_bytes == sum(map(len, stand.lines()))
 
 
 def test_a_file_that_is_large_enough_is_closed_and_says_how_long_it_is(stand: Stand) -> None:

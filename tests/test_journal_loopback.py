@@ -210,7 +210,7 @@ journal = Journal(
 )
 for _ in range(30):
     journal.write(Claimed, time.monotonic(), text="x" * 200)
-while journal.counters.records < 31 or journal.counters.octets < 31 * 300:
+while journal.counters.records < 31 or journal.counters.size_bytes < 31 * 300:
     time.sleep(0.01)
 journal.close()
 print(journal.counters.errors > 0, journal.counters.dropped)

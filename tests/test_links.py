@@ -168,9 +168,9 @@ def test_each_connection_has_a_routing_id_that_nobody_can_guess(server: zmq.Sock
         links[0].send([b"hello"])
         seen.append(server.recv_multipart()[0])
         links.end()
-    # A ROUTER gives five octets, a zero and a number that counts up.
+    # A ROUTER gives five bytes, a zero and a number that counts up.
     assert all(len(each) == 16 and each[0] for each in seen)
-    # With a counter most octets would agree.
+    # With a counter most bytes would agree.
     for one, other in itertools.pairwise(seen):
         assert sum(a != b for a, b in zip(one[1:], other[1:], strict=True)) > 5
 

@@ -1,6 +1,6 @@
 """A storm of bad messages against a live broker: it serves on, and what it remembers is bounded.
 
-100,000 messages from several peers: random octets, valid messages of every dialect cut short, valid messages
+100,000 messages from several peers: random bytes, valid messages of every dialect cut short, valid messages
 with frames flipped, lost, doubled, swapped or blown up, and a few entirely valid ones that build up the state
 which the others then meet. A run is repeated by its seed, which is printed:
 
@@ -147,7 +147,7 @@ class Storm:
         return [header + service + extensions, *(self.body() if self.random.random() < 0.8 else [])]
 
     def cut(self, frames: Frames) -> Frames:
-        """Lose frames at the end, or octets at the end of the last frame left."""
+        """Lose frames at the end, or bytes at the end of the last frame left."""
         kept = frames[: self.random.randint(1, len(frames))]
         if self.random.random() < 0.5:
             kept[-1] = kept[-1][: self.random.randint(0, len(kept[-1]))]
@@ -248,7 +248,7 @@ def test_a_storm_of_bad_messages_leaves_a_broker_that_serves_and_forgets(tmp_pat
         for peer in rough:
             read_up_to_here(peer, MESSAGES)
         growth = broker.rss_bytes() - before
-        assert growth < GROWTH_MAX_BYTES, f"grew by {growth} octets"
+        assert growth < GROWTH_MAX_BYTES, f"grew by {growth} bytes"
 
         asker = peers.client01()
 
@@ -263,7 +263,7 @@ def test_a_storm_of_bad_messages_leaves_a_broker_that_serves_and_forgets(tmp_pat
 
 
 def throw(peers: Peers, raw: list[ZmtpPeer], storm: Storm, frames: Frames) -> None:
-    """Send a message over plain TCP, sometimes with octets that are no ZMTP; then connect anew."""
+    """Send a message over plain TCP, sometimes with bytes that are no ZMTP; then connect anew."""
     at = storm.random.randrange(len(raw))
     octets = raw[at].message(*frames)
     is_broken = storm.random.random() < 0.3

@@ -36,7 +36,7 @@ PAGE = resource.getpagesize()
 
 
 def system(root: Path, cgroup: str, limits: dict[str, str], resident: int = 0) -> Memory:
-    """A machine with these control groups, on which this process has so many octets resident."""
+    """A machine with these control groups, on which this process has so many bytes resident."""
     for path, text in {
         "proc/self/cgroup": cgroup,
         "proc/self/statm": f"9 {resident // PAGE} 0 0 0 5 0",
@@ -64,7 +64,7 @@ def test_a_control_group_s_limit_is_found_wherever_it_is_set(
 ) -> None:
     memory = system(tmp_path, cgroup, limits, resident=30 * MIB)
     least = memory.least()
-    assert least.octets == 100 * MIB
+    assert least.size_bytes == 100 * MIB
     assert least.where.startswith("control group, ")
     assert memory.left() == int(100 * MIB * (1 - RESERVE)) - 30 * MIB
 
@@ -93,9 +93,9 @@ GROUP = "sys/fs/cgroup/a/memory.max"
 
 def test_a_limit_that_an_operator_changes_holds_at_the_next_look(tmp_path: Path) -> None:
     with system(tmp_path, "0::/a", {GROUP: "104857600"}) as memory:
-        assert memory.least().octets == 100 * MIB
+        assert memory.least().size_bytes == 100 * MIB
         (tmp_path / GROUP).write_text("52428800\n")
-        assert memory.least().octets == 50 * MIB
+        assert memory.least().size_bytes == 50 * MIB
         (tmp_path / GROUP).write_text("max\n")
         assert "control group" not in memory.least().where
 
@@ -104,14 +104,14 @@ def test_a_limit_counts_from_when_its_file_appears(tmp_path: Path) -> None:
     with system(tmp_path, "0::/a", {}) as memory:
         assert "control group" not in memory.least().where
         system(tmp_path, "0::/a", {GROUP: "104857600"})
-        assert memory.least().octets == 100 * MIB
+        assert memory.least().size_bytes == 100 * MIB
 
 
 def test_a_process_that_is_moved_to_another_control_group_obeys_that_one(tmp_path: Path) -> None:
     with system(tmp_path, "0::/a", {GROUP: "104857600", "sys/fs/cgroup/b/memory.max": "209715200"}) as memory:
-        assert memory.least().octets == 100 * MIB
+        assert memory.least().size_bytes == 100 * MIB
         (tmp_path / "proc/self/cgroup").write_text("0::/b\n")
-        assert memory.least().octets == 200 * MIB
+        assert memory.least().size_bytes == 200 * MIB
 
 
 def test_a_look_opens_no_file_that_was_read_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """What ends or misleads the published brokers must not touch ours.
 
 Every test is named after a fault that somebody saw in a published program: the C and Python Majordomo brokers
-of the guide, the two lines of the majordomo library, the Binary Star samples. The stimulus is theirs, octet
-by octet; the expectation is what a broker that people rely on would do. These need sockets or processes;
+of the guide, the two lines of the majordomo library, the Binary Star samples. The stimulus is theirs, byte
+by byte; the expectation is what a broker that people rely on would do. These need sockets or processes;
 tests/test_conformance_mdp.py has the others.
 """
 

@@ -78,7 +78,7 @@ def test_a_late_acknowledgement_counts_although_the_message_is_about_to_be_deliv
 
 @requirement("PZQ-B-04")
 def test_bodies_are_passed_on_unmodified() -> None:
-    """PZQ-B-04: empty frames and every octet are kept."""
+    """PZQ-B-04: empty frames and every byte are kept."""
     stage = Stage()
     bodies = [[b"", b"body"], [b"body", b"", b""], [b""], [bytes(range(256)), b"\0"]]
     for body in bodies:
@@ -471,10 +471,10 @@ def test_the_octets_of_what_has_ended_are_given_back() -> None:
     deliveries.add(b"b", b"id", [b"y", b"yy"])
     assert deliveries.take(5.0) is not None
     deliveries.end(b"a")
-    assert (deliveries.octets, deliveries.late_at(), len(deliveries)) == (3, None, 1)
+    assert (deliveries.size_bytes, deliveries.late_at(), len(deliveries)) == (3, None, 1)
     deliveries.end(b"b")
     assert deliveries.end(b"b") is None
-    assert (deliveries.octets, deliveries.held, len(deliveries)) == (0, 0, 0)
+    assert (deliveries.size_bytes, deliveries.held, len(deliveries)) == (0, 0, 0)
 
 
 def test_a_message_that_comes_again_with_its_key_has_a_turn_of_its_own() -> None:

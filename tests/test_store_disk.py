@@ -90,7 +90,7 @@ def test_entries_are_applied_before_what_comes_with_them_is_synced(platter: Plat
     applied, written = platter.answers[begin:]
     assert isinstance(applied, Applied)
     assert (applied.number, [change.id for change in applied.changes]) == (1, [name(1)])
-    assert applied.totals == Totals(pending=1, octets=4)
+    assert applied.totals == Totals(pending=1, size_bytes=4)
     assert written == Written(Position(1, 3), 7)
 
 
@@ -155,7 +155,7 @@ def test_a_store_is_found_as_it_was_left(folder: Path) -> None:
         opened = platter.opened
         assert opened.mark == mark(is_in_sync=False)
         assert (opened.last, opened.first, opened.applied, opened.at_ms) == ((1, 2), 1, 1, 2_000)
-        assert opened.totals == Totals(pending=3, octets=12)
+        assert opened.totals == Totals(pending=3, size_bytes=12)
         assert opened.due == {b"price": 0, b"stock": 1_009}
         assert state_of(platter.find(name(2))) == State.PENDING
 
@@ -240,7 +240,7 @@ def test_a_table_is_imported_in_parts_with_its_history(folder: Path, tmp_path: P
         platter.put(Import(True, records[:2], None))
         assert platter.wait(Written).last == (8, 2)
         platter.put(Import(False, records[2:], Position(5, 40), 9_000, (Position(1, 1), Position(5, 30)), 6))
-        assert platter.wait(Replaced) == Replaced(Totals(pending=4, answered=1, octets=23), {b"price": 0})
+        assert platter.wait(Replaced) == Replaced(Totals(pending=4, answered=1, size_bytes=23), {b"price": 0})
         assert platter.wait(Written) == Written(Position(5, 40), 6)
         assert platter.table() == records
         platter.append(numbered(41, epoch=5))
@@ -249,7 +249,7 @@ def test_a_table_is_imported_in_parts_with_its_history(folder: Path, tmp_path: P
         opened = platter.opened
         assert (opened.last, opened.first, opened.applied) == ((5, 41), 41, 41)
         assert opened.epochs == [(1, 1), (5, 30)]
-        assert opened.totals == Totals(pending=5, answered=1, octets=4 * 6 + 3)
+        assert opened.totals == Totals(pending=5, answered=1, size_bytes=4 * 6 + 3)
 
 
 def test_the_old_copy_stays_until_the_new_one_is_whole(folder: Path) -> None:
@@ -310,8 +310,8 @@ def test_orders_that_wait_together_share_a_sync(platter: Platter, monkeypatch: p
 
 
 def test_the_wal_is_emptied_so_the_file_has_everything(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_module, "_WAL_OCTETS_MAX", 1)
-    monkeypatch.setattr(disk_module, "_WAL_IDLE_OCTETS", 1)
+    monkeypatch.setattr(disk_module, "_WAL_BYTES_MAX", 1)
+    monkeypatch.setattr(disk_module, "_WAL_IDLE_BYTES", 1)
     with Platter(folder) as platter:
         for number in range(1, 101):
             platter.carry_out(number, submitted(submit(number, b"x" * 10_000)))
@@ -368,7 +368,7 @@ def test_the_end_of_an_error_is_told_though_no_order_waits(
         raise error
 
     monkeypatch.setattr(sqlite_file.StoreFile, "checkpoint", fail_once)
-    monkeypatch.setattr(disk_module, "_WAL_IDLE_OCTETS", 1)
+    monkeypatch.setattr(disk_module, "_WAL_IDLE_BYTES", 1)
     platter.put(Write((numbered(1),), order=1))
     assert "is full" in platter.wait(Written, lambda written: bool(written.error)).error
     assert platter.wait(Written, lambda written: not written.error) == Written(Position(1, 1), 1)
@@ -522,17 +522,17 @@ def test_records_that_wait_for_the_loop_are_bounded_in_octets(
 
     def has_all() -> bool:
         # A loop that is late: the disk has done what it may before it looks.
-        wait_until(lambda: platter.disk._answers._octets or len(tokens) == 60, "some are read")
+        wait_until(lambda: platter.disk._answers._size_bytes or len(tokens) == 60, "some are read")
         found = [answer for answer in platter.disk.take() if isinstance(answer, Found)]
         nonlocal most
-        most = max(most, sum(record.octets for answer in found for record in answer.records))
+        most = max(most, sum(record.size_bytes for answer in found for record in answer.records))
         tokens.extend(answer.token for answer in found)
         return len(tokens) == 60
 
     wait_until(has_all, "all are answered")
     assert tokens == list(range(60)), "in order, each once"
     assert set(rests) <= {0.0, disk_module._RETRY_S}
-    assert most <= disk_module._FOUND_OCTETS_MAX + writer_module._FOUND_OCTETS_MAX + (1 << 21)
+    assert most <= disk_module._FOUND_BYTES_MAX + writer_module._FOUND_BYTES_MAX + (1 << 21)
 
 
 # --- opening ------------------------------------------------------------------------------------------------

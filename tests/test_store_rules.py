@@ -75,7 +75,7 @@ def test_headers_stay_with_a_request_through_failures_and_a_retry() -> None:
     carry_out(table, 2, Retried(ONE))
     carry_out(table, 3, Failed(ONE, Cause.FAILED, "no"))
     assert (record_of(table).state, record_of(table).headers) == (State.PENDING, b"\x03\x00\x03\x01ab")
-    assert record_of(table).octets == 4 + 6
+    assert record_of(table).size_bytes == 4 + 6
 
 
 def test_other_headers_under_a_known_id_are_the_same_request() -> None:
@@ -358,7 +358,7 @@ def test_totals_count_every_state_and_the_octets_of_bodies_and_answers() -> None
     carry_out(table, 2, Failed(name(3), Cause.FAILED, "no", is_final=True))
     totals = table.totals
     assert (totals.pending, totals.answered, totals.dead, totals.cancelled) == (1, 1, 1, 1)
-    assert totals.octets == 24
+    assert totals.size_bytes == 24
 
 
 def test_more_rows_than_an_entry_has_are_an_error_of_the_node_that_leads() -> None:

@@ -233,7 +233,7 @@ def test_the_content_of_another_record_is_damage_although_its_checksum_is_right(
             "UPDATE records SET (checksum, content) = (SELECT checksum, content FROM records WHERE id = ?)",
             (name(2),),
         )
-        with pytest.raises(StoreError, match="its octets are those of record 1048577"):
+        with pytest.raises(StoreError, match="its bytes are those of record 1048577"):
             table.get(name(1))
         assert table.get(name(2)) is not None
         assert [record.id for record in table.page(0, Wanted(), 10, MANY)[0]] == [name(2)]

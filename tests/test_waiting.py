@@ -26,25 +26,25 @@ def ask_of_another(desk: Desk, number: int, body: bytes) -> list[list[bytes]]:
 def test_a_client_that_fills_the_queues_leaves_a_tenth_of_the_octets_to_others() -> None:
     desk = Desk(queue_bytes_max=1_000)
     refused = [desk.request(b"greedy", number, b"x" * 50) for number in range(30)]
-    assert sum(map(bool, refused)) == 12, "it has 900 octets"
+    assert sum(map(bool, refused)) == 12, "it has 900 bytes"
     assert heard(refused[-1][0]).command == native.BUSY
     assert ask_of_another(desk, 1, b"x" * 50) == []
     assert ask_of_another(desk, 2, b"x" * 50) == []
     assert heard(ask_of_another(desk, 3, b"x" * 50)[0]).command == native.BUSY
-    assert desk.ledger.waiting.octets == 1_000
+    assert desk.ledger.waiting.size_bytes == 1_000
     desk.ready(b"w", credit=100)
-    assert desk.ledger.waiting.octets == 0
+    assert desk.ledger.waiting.size_bytes == 0
 
 
 def test_replies_that_a_client_has_not_read_count_as_what_it_holds() -> None:
     desk = Desk(queue_bytes_max=1_000)
     waiting = desk.ledger.waiting
-    waiting.unread[b"greedy"] = waiting.unread_octets = 880
+    waiting.unread[b"greedy"] = waiting.unread_bytes = 880
     assert desk.request(b"greedy", 1, b"x" * 20) == []
     assert heard(desk.request(b"greedy", 2, b"x" * 20)[0]).command == native.BUSY
     assert ask_of_another(desk, 1, b"x" * 50) == []
     waiting.unread.clear()
-    waiting.unread_octets = 0
+    waiting.unread_bytes = 0
     assert desk.request(b"greedy", 3, b"x" * 20) == []
 
 
@@ -57,7 +57,7 @@ def test_a_batch_that_would_take_the_last_tenth_is_accepted_as_far_as_it_fits() 
     desk = Desk(queue_bytes_max=1_000)
     refused = desk.requests(b"greedy", range(30), [b"x" * 50] * 30)
     assert {heard(frames).command for frames in refused} == {native.BUSY}
-    assert desk.ledger.waiting.octets == 900
+    assert desk.ledger.waiting.size_bytes == 900
     assert ask_of_another(desk, 1, b"x" * 100) == []
 
 
@@ -72,7 +72,7 @@ def test_no_time_to_live_keeps_a_place_for_longer_than_the_broker_allows(is_batc
     ends = [heard(frames) for frames in desk.wait(61) if heard(frames).command != native.PONG]
     numbers = (1, 2) if is_batch else (1,)
     assert [(end.command, end.identity) for end in ends] == [(native.BUSY, ident(n)) for n in numbers]
-    assert (desk.ledger.waiting.count, desk.ledger.waiting.octets) == (0, 0)
+    assert (desk.ledger.waiting.count, desk.ledger.waiting.size_bytes) == (0, 0)
     assert (desk.ledger.requests_of, desk.ledger.by_identity) == ({}, {})
     assert desk.ledger.services[b"echo"].tally.returned == len(numbers)
     # Who is still there sends it again, and it waits anew, until its own time is over.
@@ -118,7 +118,7 @@ def test_a_client_that_is_gone_gives_its_place_back(is_urgent: bool) -> None:
     assert asked(desk, 2) == [b"c", b"stays"]
     assert asked(desk, 11) == [b"c", b"stays"], "and again, as long as they wait"
     assert sent(desk.broker.unreachable(b"c", desk.now)) == []
-    assert (desk.ledger.waiting.count, desk.ledger.waiting.octets) == (1, 1)
+    assert (desk.ledger.waiting.count, desk.ledger.waiting.size_bytes) == (1, 1)
     assert desk.ledger.requests_of == {b"stays": 1}
     assert desk.ledger.by_identity.keys() == {ident(4)}
     assert desk.ledger.drops["client-gone"] == 3
@@ -247,9 +247,9 @@ def test_what_a_client_has_not_read_is_counted_bounded_and_free_again_once_it_re
                 count += 1
             except zmq.Again:
                 is_refused = True
-        assert waiting.unread == {name: waiting.unread_octets}
-        assert waiting.unread_octets + octets > 28 << 20, "nine tenths of the bound"
-        assert waiting.unread_octets <= 32 << 20
+        assert waiting.unread == {name: waiting.unread_bytes}
+        assert waiting.unread_bytes + octets > 28 << 20, "nine tenths of the bound"
+        assert waiting.unread_bytes <= 32 << 20
         for _ in range(count):
             assert client.poll(int(LIMIT_S * 1000))
             assert len(client.recv_multipart()[1]) == octets
@@ -259,7 +259,7 @@ def test_what_a_client_has_not_read_is_counted_bounded_and_free_again_once_it_re
             return not waiting.unread
 
         wait_until(is_free, "all is read")
-        assert waiting.unread_octets == 0
+        assert waiting.unread_bytes == 0
         unread.send([name, b"head", bytes(octets)])
 
 

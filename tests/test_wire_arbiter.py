@@ -1,4 +1,4 @@
-"""What nodes and the arbiter say to each other, octet by octet."""
+"""What nodes and the arbiter say to each other, byte by byte."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""REQUESTS and FINALS octet by octet, from docs/protocol/native.md 3.8, and what is refused."""
+"""REQUESTS and FINALS byte by byte, from docs/protocol/native.md 3.8, and what is refused."""
 
 import struct
 

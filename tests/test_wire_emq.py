@@ -1,4 +1,4 @@
-"""EventMQ's messages, octet by octet, and what is none."""
+"""EventMQ's messages, byte by byte, and what is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MDP/0.1, 0.2 and MMI octet by octet, written by hand from the specifications and not by our encoders."""
+"""MDP/0.1, 0.2 and MMI byte by byte, written by hand from the specifications and not by our encoders."""
 
 from collections.abc import Callable
 

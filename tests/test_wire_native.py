@@ -1,4 +1,4 @@
-"""The native dialect octet by octet, written by hand from docs/protocol/native.md and not by our encoders."""
+"""The native dialect byte by byte, written by hand from docs/protocol/native.md and not by our encoders."""
 
 import re
 from collections.abc import Callable
@@ -71,7 +71,7 @@ statuses = st.builds(
 
 
 def extended(frames: list[bytes], extensions: bytes) -> list[bytes]:
-    """The message with these octets behind the service's name."""
+    """The message with these bytes behind the service's name."""
     return [frames[0] + extensions, *frames[1:]]
 
 
@@ -608,7 +608,7 @@ SPECIFICATION = (Path(__file__).parents[1] / "docs" / "protocol" / "native.md").
 
 
 def specified_examples() -> list[tuple[str, list[bytes]]]:
-    """The (command, frames) of the examples: a title, two spaces or more, octets that may go on below."""
+    """The (command, frames) of the examples: a title, two spaces or more, bytes that may go on below."""
     block = SPECIFICATION.split("### 3.5 Examples")[1].split("### 3.6")[0]
     examples: list[tuple[str, str]] = []
     for line in re.findall(r"^    (.+)$", block, flags=re.MULTILINE):

@@ -1,4 +1,4 @@
-"""The message between the two nodes of a pair, octet by octet, and what of the published one it keeps."""
+"""The message between the two nodes of a pair, byte by byte, and what of the published one it keeps."""
 
 import pytest
 from hypothesis import given

@@ -84,7 +84,7 @@ def test_a_stream_of_clients_leaves_nothing_behind() -> None:
 
 
 def test_requests_with_keys_are_together_one_clients() -> None:
-    """Their identities differ in every octet, and would otherwise be as many clients."""
+    """Their identities differ in every byte, and would otherwise be as many clients."""
     lanes = Lanes()
     keyed = [
         Job(0, 1, native.keyed_identity(b"echo", b"%d" % number), [b"k%d" % number]) for number in range(3)

@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--profiles", default="auto,guide", help=f"of {', '.join(get_args(ProfileName))}")
     parser.add_argument("--faults", default=",".join(FAULTS), help=f"of {', '.join(FAULTS)}")
     parser.add_argument("--overload-s", type=float, default=600.0, help="length of the overload; 0: none")
-    parser.add_argument("--overload-bytes", type=int, default=0, help="more octets in each of its requests")
+    parser.add_argument("--overload-bytes", type=int, default=0, help="more bytes in each of its requests")
     parser.add_argument("--seed", type=int, default=1, help="of the moments at which faults are made")
     parser.add_argument("--write", type=Path, help="a page whose part between two markers is replaced")
     parser.add_argument("--keep", action="store_true", help="keep the histories and logs")

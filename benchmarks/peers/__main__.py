@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, choices=range(1, 101), default=5, metavar="N")
     parser.add_argument("--seconds", type=float, default=1.5, help="length of one turn, at most 60")
     parser.add_argument("--windows", default="1,100,1000", help="requests in flight, each at most 10,000")
-    parser.add_argument("--size", type=int, default=16, help="octets of a body, at most 1,000,000")
+    parser.add_argument("--size", type=int, default=16, help="bytes of a body, at most 1,000,000")
     parser.add_argument("--only", default="", help="contestants whose name contains one of these words: a,b")
     parser.add_argument("--venv", type=Path, default=Path("build/peers"), help="for the others' clients")
     asked = parser.parse_args()

@@ -109,7 +109,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, choices=range(1, 101), default=5, metavar="N")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one turn, at most 60")
     parser.add_argument("--windows", default="1,100,1000", help="submits in flight, each at most 10,000")
-    parser.add_argument("--size", type=int, default=100, help="octets of a body, at most 1,000,000")
+    parser.add_argument("--size", type=int, default=100, help="bytes of a body, at most 1,000,000")
     parser.add_argument("--venv", type=Path, default=Path("build/peers"), help="for the others' clients")
     parser.add_argument(
         "--directory", type=Path, default=Path("build/durable"), help="on the disk to measure"

@@ -5,8 +5,8 @@ them. Client and worker compute which one by *rendezvous hashing* (highest rando
 a service is a hash of the pair's identity and the service's name. The heaviest pair has the service. A new
 pair takes its share from all others, and nothing else moves. A removed pair gives its services to all others.
 
-    weight = BLAKE2b with 8 octets of digest, as a big-endian number, over
-             identity of the pair, an octet of zero, name of the service
+    weight = BLAKE2b with 8 bytes of digest, as a big-endian number, over
+             identity of the pair, a byte of zero, name of the service
 
 (``printf 'PAIR\\0SERVICE' | b2sum -l 64`` prints it.) The identity is the pair's name; without a name its
 endpoints, sorted and joined by commas. So the order of pairs and nodes does not matter, but a node's address
@@ -171,8 +171,8 @@ class Fleet:
 
 def weight(identity: str, service: bytes) -> int:
     """How heavy the pair of this identity is for the service: 64 bits; the heaviest pair has it."""
-    octets = identity.encode() + b"\0" + service
-    return int.from_bytes(blake2b(octets, digest_size=_DIGEST_BYTES).digest(), "big")
+    data = identity.encode() + b"\0" + service
+    return int.from_bytes(blake2b(data, digest_size=_DIGEST_BYTES).digest(), "big")
 
 
 def _pair(endpoints: "Sequence[str]", name: str | None = None) -> Pair:

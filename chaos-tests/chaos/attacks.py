@@ -193,7 +193,7 @@ def read_the_traffic(target: Target) -> str:
 
 
 def change_the_traffic(target: Target) -> str:
-    """Somebody on the way changes one octet of a long request."""
+    """Somebody on the way changes one byte of a long request."""
 
     def attack() -> str:
         security, said = target.security(target.client), ""

@@ -1,4 +1,4 @@
-"""A relay of TCP connections that changes one octet of each that carries enough: somebody on the way."""
+"""A relay of TCP connections that changes one byte of each that carries enough: somebody on the way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 
 
 class Changer:
-    """Relays connections to an address and changes an octet of what long messages carry there."""
+    """Relays connections to an address and changes a byte of what long messages carry there."""
 
     _AFTER_BYTES = 3_000
 

@@ -18,7 +18,7 @@ from typing import Self
 
 import msgspec
 
-# A queue of this length is what the usual network emulators have; with 1500 octets it is 1.5 MB a channel.
+# A queue of this length is what the usual network emulators have; with 1500 bytes it is 1.5 MB a channel.
 QUEUE_PACKETS_MAX = 1000
 _IPV4 = 4
 _HEADER_BYTES_MIN = 20

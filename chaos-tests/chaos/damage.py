@@ -47,15 +47,15 @@ class Damage:
                 for place in places:
                     content[place] ^= 1 << chance.randrange(8)
                 path.write_bytes(content)
-                return f"bits of octets {places} of {len(content)} are flipped"
+                return f"bits of bytes {places} of {len(content)} are flipped"
             case "cut":
                 path.write_bytes(content[:at])
-                return f"cut from {len(content)} to {at} octets"
+                return f"cut from {len(content)} to {at} bytes"
             case "gap":
                 size = chance.choice((16, 512, 4096, 20_000))
                 content[at : at + size] = bytes(len(content[at : at + size]))
                 path.write_bytes(content)
-                return f"{size} octets from {at} on are zeros"
+                return f"{size} bytes from {at} on are zeros"
             case "gone":
                 path.unlink()
                 return "deleted"

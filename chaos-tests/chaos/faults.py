@@ -49,7 +49,7 @@ _STREAMS = {"up": UP, "down": DOWN, "both": BOTH}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One fault. ``amount`` is milliseconds, kilobytes a second or octets, whichever the kind needs."""
+    """One fault. ``amount`` is milliseconds, kilobytes a second or bytes, whichever the kind needs."""
 
     kind: Kind
     target: str

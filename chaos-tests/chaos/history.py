@@ -96,7 +96,7 @@ class Lost(_Line, frozen=True, tag="lost"):
 
 
 class EpochSeen(_Line, frozen=True, tag="epoch"):
-    """Octets that name an epoch above all before have reached the worker."""
+    """Bytes that name an epoch above all before have reached the worker."""
 
     epoch: int
     endpoint: str

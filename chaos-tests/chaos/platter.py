@@ -46,7 +46,7 @@ class Loss(enum.Enum):
 
 
 class Write(NamedTuple):
-    """Octets at an offset."""
+    """Bytes at an offset."""
 
     offset: int
     octets: bytes

@@ -119,7 +119,7 @@ class Disk:
 
     @contextmanager
     def full(self, free_octets: int = 0) -> Iterator[None]:
-        """Files grow by so many octets more, and no further."""
+        """Files grow by so many bytes more, and no further."""
         with self._changed(_FREE, free_octets, -1):
             yield
 
@@ -149,7 +149,7 @@ class Disk:
 
     @property
     def octets(self) -> int:
-        """All octets written, ever."""
+        """All bytes written, ever."""
         return self._get(_OCTETS)
 
     @contextmanager

@@ -1,7 +1,7 @@
 """A worker process that writes its history: ``python -m chaos.worker --help``.
 
 It echoes each body with its own name and the number of the execution, so that a reply tells where it was
-made. Begins are noted when a handler's thread claims the request, and epochs as they are read from the octets
+made. Begins are noted when a handler's thread claims the request, and epochs as they are read from the bytes
 that reach the worker, before the product has looked at them: what the worker should have known is not taken
 from what it says it knew. Neither happens during the other.
 """

@@ -19,7 +19,7 @@ class _Shown:
     """How replies are printed."""
 
     raw: Annotated[
-        bool, typer.Option("--raw", help="Print the octets as they are, without a newline anywhere.")
+        bool, typer.Option("--raw", help="Print the bytes as they are, without a newline anywhere.")
     ] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each reply.")] = False
 
@@ -57,11 +57,11 @@ def call(
 ) -> None:
     """Send one request and print its reply.
 
-    A pipe or a file gets a reply of one frame as the octets that it is, without a newline. Of several frames,
+    A pipe or a file gets a reply of one frame as the bytes that it is, without a newline. Of several frames,
     of a reply after PARTIALs and with --stream each is on a line of its own.
 
     A terminal gets each frame on a line, and control characters other than line breaks and tabs as escapes.
-    --raw writes the octets everywhere.
+    --raw writes the bytes everywhere.
 
     Whichever node is active is found, and the request follows it when it fails over.
 

@@ -231,7 +231,7 @@ def result(
         bool, typer.Option("--close", help="Let the store forget it when the answer is printed.")
     ] = False,
     service: OfService = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Print the octets as they are.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print the bytes as they are.")] = False,
     as_json: AsJson = False,
     ways: Ways,
 ) -> None:

@@ -25,7 +25,7 @@ def print_frames(frames: Sequence[bytes], *, is_raw: bool, is_alone: bool) -> No
     """Print a reply's frames; ``is_alone``: nothing else is printed beside them.
 
     A terminal gets each frame on a line, with what it would obey as escapes. A file gets a single frame as
-    the octets that it is, of several each on a line. ``is_raw``: nothing but the octets, everywhere.
+    the bytes that it is, of several each on a line. ``is_raw``: nothing but the bytes, everywhere.
     """
     if is_raw or (is_alone and len(frames) == 1 and not sys.stdout.isatty()):
         _write(b"".join(frames))
@@ -37,7 +37,7 @@ def print_frames(frames: Sequence[bytes], *, is_raw: bool, is_alone: bool) -> No
 
 
 def json_frame(frame: bytes) -> str | dict[str, str]:
-    """A frame for JSON: its text, or its octets in base64."""
+    """A frame for JSON: its text, or its bytes in base64."""
     try:
         return frame.decode()
     except UnicodeDecodeError:
@@ -60,6 +60,6 @@ def _frame(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _write(octets: bytes) -> None:
-    sys.stdout.buffer.write(octets)
+def _write(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()

@@ -184,7 +184,7 @@ def _workers_table(workers: Sequence[ListedWorker]) -> Table:
 
 
 def _requests_table(requests: Sequence[RequestState]) -> Table:
-    shown = table(("ID", "SERVICE", "CLIENT"), ("REQUESTS", "AGE S", "OCTETS"))
+    shown = table(("ID", "SERVICE", "CLIENT"), ("REQUESTS", "AGE S", "BYTES"))
     shown.add_column("WHERE")
     for each in requests:
         words = (each.request, each.service, f"{each.client} {each.dialect}")

@@ -72,7 +72,8 @@ def _fields(report: Report) -> dict[str, object]:
 def _print(report: Report) -> None:
     mark, totals, last = report.mark, report.totals, report.last
     typer.echo(
-        f"{report.directory}: {report.octets / 1e6:.1f} MB, {'closed' if report.was_closed else 'not closed'}"
+        f"{report.directory}: {report.size_bytes / 1e6:.1f} MB, "
+        f"{'closed' if report.was_closed else 'not closed'}"
     )
     if mark is None:
         typer.echo("  of no pair yet")
@@ -86,7 +87,7 @@ def _print(report: Report) -> None:
     )
     typer.echo(
         f"  records: {totals.pending} pending, {totals.answered} answered, {totals.dead} dead, "
-        f"{totals.cancelled} cancelled, {totals.scheduled} schedules; {totals.octets / 1e6:.1f} MB"
+        f"{totals.cancelled} cancelled, {totals.scheduled} schedules; {totals.size_bytes / 1e6:.1f} MB"
     )
     if report.staged:
         typer.echo(f"  beside it {report.staged} records of the peer's table, whose copy was interrupted")

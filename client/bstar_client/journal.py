@@ -42,7 +42,7 @@ from bstar_client.core.calls import Call, Reply
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
 from bstar_client.core.worker.dialects import Job
 
-# Of an identity's 24 octets the first name the client; the rest is the request's number.
+# Of an identity's 24 bytes the first name the client; the rest is the request's number.
 _CLIENT_BYTES = 16
 _PLAIN = "mdp-"
 _NAME_MAX = 64
@@ -297,7 +297,7 @@ def outcome_of(error: BstarError) -> str:
 
 
 def _measured(frames: Sequence[bytes]) -> tuple[int, int]:
-    """The octets of frames, and the CRC-32 of them joined."""
+    """The bytes of frames, and the CRC-32 of them joined."""
     size = crc = 0
     for frame in frames:
         size += len(frame)

@@ -52,21 +52,21 @@ the CPU time of a job of 40,000 records (98 s, and 61 s without it).
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """``octets`` of ``what`` are to be read; beyond ``most`` Spark does it better."""
+    """``size_bytes`` of ``what`` are to be read; beyond ``most`` Spark does it better."""
 
     what: str
-    octets: int
+    size_bytes: int
     most: int
 
     @property
     def is_small(self) -> bool:
         """Whether the local engine is the better one."""
-        return self.octets <= self.most
+        return self.size_bytes <= self.most
 
     @property
     def is_little(self) -> bool:
         """Whether a job of Spark is over before compiled code pays."""
-        return self.octets <= _LITTLE
+        return self.size_bytes <= _LITTLE
 
 
 def of_journals(inputs: Sequence[str], root: str) -> Amount | None:
@@ -78,10 +78,10 @@ def of_journals(inputs: Sequence[str], root: str) -> Amount | None:
         return None
     from bstar_pipeline.local_journals import files_at
 
-    octets = 0
+    size_bytes = 0
     for file in files_at(inputs):
-        octets += file.length * _PACKED if file.path.endswith(".gz") else file.length
-    return Amount("journals", octets, min(_JOURNALS_MAX, octets_here() // _MEMORY_SHARE))
+        size_bytes += file.length * _PACKED if file.path.endswith(".gz") else file.length
+    return Amount("journals", size_bytes, min(_JOURNALS_MAX, memory_bytes() // _MEMORY_SHARE))
 
 
 def of_tables(root: str, names: Iterable[str] = TABLES) -> Amount | None:
@@ -90,11 +90,11 @@ def of_tables(root: str, names: Iterable[str] = TABLES) -> Amount | None:
     if folder is None:
         return None
     tables = Snapshot(str(folder), current(Folder(folder), root) or NOTHING)
-    octets = sum(Path(file).stat().st_size for name in names for file in tables.files(name))
-    return Amount("tables", octets, _TABLES_MAX)
+    size_bytes = sum(Path(file).stat().st_size for name in names for file in tables.files(name))
+    return Amount("tables", size_bytes, _TABLES_MAX)
 
 
-def octets_here() -> int:
+def memory_bytes() -> int:
     """Of this machine, or of the container if that has less."""
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for file in _LIMITS:

@@ -82,7 +82,7 @@ def typed(lines: DataFrame) -> DataFrame:
         "topic": F.when(is_record, _topic()).otherwise(F.lit(REJECTED)),
         "day": F.when(is_record, _day_of(at_us)).otherwise(day_of_file()),
         "rejection": F.col("rejection"),
-        # Parquet takes any octets for text, and other readers of the table then refuse the file.
+        # Parquet takes any bytes for text, and other readers of the table then refuse the file.
         "line": F.when(~is_record, F.make_valid_utf8(F.substring("value", 1, LINE_LENGTH_MAX))),
     }
     return judged.select(*(column.alias(name) for name, column in columns.items()))

@@ -36,7 +36,7 @@ KEY = "__bstar_key"
 
 BATCHES_MAX = 4
 _WINDOW_MAX = 100_000
-# Rows of a batch that are turned into Python's octets at a time.
+# Rows of a batch that are turned into Python's bytes at a time.
 _SLICE_ROWS = 1_024
 
 Status = Literal["answered", "declined", "failed", "busy", "rejected", "no-active", "timeout", "unknown"]

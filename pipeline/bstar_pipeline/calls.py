@@ -95,15 +95,15 @@ def call(
         has_keys=key is not None,
         prefix=prefix,
     ).checked()
-    columns = [_octets(df, body, "body").alias(BODY)]
+    columns = [_as_bytes(df, body, "body").alias(BODY)]
     if key is not None:
-        columns.append(_octets(df, key, "key").alias(KEY))
+        columns.append(_as_bytes(df, key, "key").alias(KEY))
     schema = _schema(df, plan)
     asked = df.select("*", *columns)
     return asked.mapInArrow(_task(msgspec.to_builtins(plan), HOW_TO_SHIP), schema)
 
 
-def _octets(df: DataFrame, column: Column | str, what: str) -> Column:
+def _as_bytes(df: DataFrame, column: Column | str, what: str) -> Column:
     """The column as BINARY. A body is BINARY or STRING; a key may be of any type that has one clear text."""
     column = F.col(column) if isinstance(column, str) else column
     kind: DataType = df.select(column).schema[0].dataType

@@ -188,14 +188,14 @@ def day_of_file() -> Column:
 def unpacked(spark: SparkSession, packed: Sequence[str]) -> DataFrame:
     """Those of some packed files (few) that can be unpacked to their end: ``file``.
 
-    Their writer was killed, and its successor packed what it had left. The last four octets of a packed file
+    Their writer was killed, and its successor packed what it had left. The last four bytes of a packed file
     are its length unpacked (RFC 1952, 2.3.1); a file that was cut has anything there.
     """
     paths = [_literal(file) for file in packed]
     lengths = lines_of(spark, packed).groupBy("file").agg(F.sum(F.octet_length("value") + 1).alias("length"))
     tail = F.hex(F.expr("substring(content, -4, 4)"))
-    octets = [F.substring(tail, 7 - 2 * place, 2) for place in range(4)]
-    told = F.conv(F.concat(*octets), 16, 10).cast("bigint")
+    parts = [F.substring(tail, 7 - 2 * place, 2) for place in range(4)]
+    told = F.conv(F.concat(*parts), 16, 10).cast("bigint")
     raw = spark.read.format("binaryFile").options(**_OPTIONS).load(paths)
     tails = raw.select(F.col("_metadata.file_path").alias("file"), told.alias("told"))
     length = F.col("length") % 2**32

@@ -16,7 +16,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from bstar.errors import ConfigurationError
-from bstar_pipeline.amounts import JVM, SMALL, SMALL_JVM, octets_here
+from bstar_pipeline.amounts import JVM, SMALL, SMALL_JVM, memory_bytes
 
 JAVA_MIN = 17
 """Spark 4 runs on Java 17 and newer."""
@@ -41,7 +41,7 @@ _SETTINGS = {
     # A table is a list of files. Beyond 32 of them Spark starts a job to look at them, with a task for each.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "64",
-    # The JVM leaves longer methods uncompiled, and parsing lines makes one of 21,000 octets. In the smaller
+    # The JVM leaves longer methods uncompiled, and parsing lines makes one of 21,000 bytes. In the smaller
     # ones that Spark writes then it takes half the time.
     "spark.sql.codegen.hugeMethodLimit": "8000",
     # Of groups that need objects Spark keeps 128 in memory and then sorts all rows, before it merges groups
@@ -154,5 +154,5 @@ def _defaults(master: str | None, remote: str | None, is_small: bool) -> dict[st
 
 
 def _driver_memory() -> int:
-    """Octets for the JVM that runs the driver, and in local mode the whole job."""
-    return max(_DRIVER_MEMORY_MIN, min(_DRIVER_MEMORY_MAX, octets_here() // 2))
+    """Bytes for the JVM that runs the driver, and in local mode the whole job."""
+    return max(_DRIVER_MEMORY_MIN, min(_DRIVER_MEMORY_MAX, memory_bytes() // 2))

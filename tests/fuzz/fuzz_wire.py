@@ -1,4 +1,4 @@
-"""Fuzz the codecs: a message comes out or RemoteProtocolError, and nothing else, whatever the octets are.
+"""Fuzz the codecs: a message comes out or RemoteProtocolError, and nothing else, whatever the bytes are.
 
     python tests/fuzz/fuzz_wire.py --runs 1000000 --seed 7    by a seeded generator of our own; needs nothing
     python tests/fuzz/fuzz_wire.py --coverage [for libFuzzer] guided by coverage; needs the package atheris
@@ -27,7 +27,7 @@ Frames = list[bytes]
 
 CORPUS = Path(__file__).with_name("wire_corpus.txt")
 
-# Octets that mean something to some codec; a generator that draws evenly would hardly ever meet them.
+# Bytes that mean something to some codec; a generator that draws evenly would hardly ever meet them.
 TOKENS = (
     b"", b"\x00", b"\x01", b"\x02", b"\x03", b"\x04", b"\x05", b"\x06", b"\x07", b"1", b"4", b"5",
     MDP01.client, MDP01.worker, MDP02.client, MDP02.worker, b"MDPC0X", native.MAGIC, b"\xb5\x02", peer.HEADER,
@@ -302,7 +302,7 @@ def run(runs: int, seed: int) -> int:
 
 
 def frames_from(octets: bytes) -> tuple[str, Frames]:
-    """A flat input as (target, frames): one octet for the target, then the frames, each behind its length."""
+    """A flat input as (target, frames): one byte for the target, then the frames, each behind its length."""
     names = sorted(TARGETS)
     target = names[octets[0] % len(names)] if octets else names[0]
     frames: Frames = []

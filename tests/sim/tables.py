@@ -60,7 +60,7 @@ def left_of(node: SimNode) -> dict[str, int]:
         "jobs": levels.get("jobs", 0),
         "retries": levels.get("retries", 0),
         "queued": ledger.waiting.count,
-        "octets": ledger.waiting.octets,
+        "octets": ledger.waiting.size_bytes,
         "in flight": sum(worker.held for worker in ledger.workers.values()),
         "identities": len(ledger.by_identity) + len(broker.bundles),
         "clients": len(ledger.requests_of),

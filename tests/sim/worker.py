@@ -37,7 +37,7 @@ class WorkWatcher(Protocol):
 
 
 class SimWorker(LinkOwner):
-    """One worker over all its runs. ``epoch_seen`` is read from the octets that reached it, ``pair`` is the
+    """One worker over all its runs. ``epoch_seen`` is read from the bytes that reached it, ``pair`` is the
     name of the one that its service belongs to.
     """
 

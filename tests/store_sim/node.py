@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from store_sim.arbiter import SimArbiter
     from store_sim.promises import Promises
 
-SETTINGS = ReplicaSettings(heartbeat_s=0.25, peer_timeout_s=2.0, catch_up_octets_s=1e5)
+SETTINGS = ReplicaSettings(heartbeat_s=0.25, peer_timeout_s=2.0, catch_up_bytes_s=1e5)
 
 
 class SimNode(Process):

@@ -86,7 +86,7 @@ def _first(records: list[Record], limit: int, octets: int) -> tuple[list[Record]
     """The first of them within both bounds, one at least; True if there are more."""
     taken: list[Record] = []
     for record in records:
-        octets -= record.octets
+        octets -= record.size_bytes
         if len(taken) == limit or (taken and octets < 0):
             return taken, True
         taken.append(record)

@@ -1,4 +1,4 @@
-"""Peers that write every octet themselves: the broker is judged by the specification, not by its own codecs.
+"""Peers that write every byte themselves: the broker is judged by the specification, not by its own codecs.
 
 A conformance test that builds its frames with the code under test proves only that the code agrees with
 itself. So nothing here knows bstar: the frames are spelled out from the published frame tables (7/MDP,
@@ -523,7 +523,7 @@ class Zmtp:
 
     @staticmethod
     def greeting(*, mechanism: bytes = b"NULL", major: int = 3, minor: int = 0) -> bytes:
-        """Return the 64 octets with which a connection opens."""
+        """Return the 64 bytes with which a connection opens."""
         return b"\xff" + bytes(8) + b"\x7f" + bytes((major, minor)) + mechanism.ljust(20, b"\0") + bytes(32)
 
     @classmethod

@@ -1,7 +1,7 @@
 """A process that commits rows to SQLite as the durable store does, and notes each commit that returned.
 
 ``python -m support.rows DIRECTORY SYNCHRONOUS`` inserts 0, 1, 2 … into ``rows.db``, each in a transaction of
-its own. After each it appends one octet to ``commits`` beside it, which is never synced, and to standard
+its own. After each it appends one byte to ``commits`` beside it, which is never synced, and to standard
 output.
 """
 

@@ -143,11 +143,11 @@ class PlayedDisk:
                 record = table.get(order.id)
                 return [Found(order.token, [] if record is None else [record])]
             case Due():
-                found = table.due(order.service, order.now_ms, order.limit, order.octets, order.skip)
+                found = table.due(order.service, order.now_ms, order.limit, order.size_bytes, order.skip)
                 return [DueFound(order.service, *found)]
             case Search():
                 wanted = Wanted(order.service, order.state, order.submitted_before_ms, order.owner)
-                records, has_more = table.page(order.after, wanted, order.limit, order.octets)
+                records, has_more = table.page(order.after, wanted, order.limit, order.size_bytes)
                 return [Found(order.token, records, has_more)]
         raise AssertionError(f"no order of this disk: {order}")
 

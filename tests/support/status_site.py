@@ -69,7 +69,7 @@ class Site:
         return socket.create_connection(("127.0.0.1", self.server.port), timeout=LIMIT_S)
 
     def say(self, octets: bytes) -> bytes:
-        """What comes back for these octets until the server hangs up."""
+        """What comes back for these bytes until the server hangs up."""
         with self.connection() as connection:
             connection.sendall(octets)
             return b"".join(iter(lambda: connection.recv(65_536), b""))

@@ -3,7 +3,7 @@
     python -m support.store_child DIRECTORY [NOTES [POINT PASSING]]
 
 It prints the number of each entry when it is synced (``synced N``) or applied (``applied N``), and why it is
-not (``error …``); it begins where the store ends. ``NOTES`` is a file that gets one octet for each entry
+not (``error …``); it begins where the store ends. ``NOTES`` is a file that gets one byte for each entry
 that is synced. At this passing of the fail ``POINT`` it kills itself.
 """
 

@@ -182,7 +182,7 @@ NODES: Final = Dashboard(
         Panel("Connections hung up", _node_rate("bstar_connections_hung_up_total"), "cps"),
         Panel("Networks held off", _by_node("bstar_networks_held_off")),
         Panel("Clients with a request", _by_node("bstar_clients")),
-        Panel("Octets in queues", _by_node("bstar_queue_bytes"), "bytes"),
+        Panel("Bytes in queues", _by_node("bstar_queue_bytes"), "bytes"),
         Panel("Idle workers", _by_node("bstar_workers_idle")),
         Panel("State messages of the peer", _node_rate("bstar_peer_messages_total"), "ops"),
         Panel("Records of the journal", _node_rate("bstar_journal_records_total"), "ops"),

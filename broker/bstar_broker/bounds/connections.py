@@ -40,7 +40,7 @@ _LOOKS_MAX = 1_000
 # Messages of a connection that has ended are read for so long at most.
 _UNREAD_S = 10.0
 
-# Of struct tcp_info: tcpi_retransmits at octet 2, tcpi_unacked at 24, tcpi_last_ack_recv at 56.
+# Of struct tcp_info: tcpi_retransmits at byte 2, tcpi_unacked at 24, tcpi_last_ack_recv at 56.
 _INFO = struct.Struct("=2xB21xI28xI")
 
 
@@ -53,7 +53,7 @@ class Acknowledgements:
         self._since: float | None = None
 
     def is_dead(self, retransmits: int, unacked: int, heard_s: float, now: float) -> bool:
-        """True if nothing was acknowledged for ``LIMIT_S``, although octets wait for it."""
+        """True if nothing was acknowledged for ``LIMIT_S``, although bytes wait for it."""
         if not (retransmits and unacked):
             self._since = None
             return False

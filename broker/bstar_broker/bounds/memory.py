@@ -1,6 +1,6 @@
-"""A node's memory: a warning at its start, and the octets that requests may still take.
+"""A node's memory: a warning at its start, and the bytes that requests may still take.
 
-Between two looks at the process's size the broker counts the octets that it accepts. So a burst cannot take
+Between two looks at the process's size the broker counts the bytes that it accepts. So a burst cannot take
 more than was left. The next look comes when much of what was left is taken, or may be.
 """
 
@@ -46,7 +46,7 @@ _FRAME_BYTES_MIN = 2 * _MIB
 
 
 def bytes_needed(settings: Settings) -> int:
-    """What a node may hold at most: full queues in octets, one full queue in requests, and large messages."""
+    """What a node may hold at most: full queues in bytes, one full queue in requests, and large messages."""
     limits = settings.limits
     return (
         _NODE_BYTES
@@ -72,16 +72,16 @@ class MemoryWatch(Closing):
     def begin(self, settings: Settings) -> None:
         """If the limits allow more than the machine has, log a warning, and keep no freed memory."""
         least, needed = self._memory.least(), bytes_needed(settings)
-        if needed <= least.octets:
+        if needed <= least.size_bytes:
             return
         return_large(_RETURNED_BYTES)
         limits = settings.limits
         _log.warning(
             "memory: this node may use %d MiB (%s), but its configuration allows it to hold %d MiB: "
             "limits.queue_bytes_max %d MiB, limits.message_bytes_max %d MiB times %d, "
-            "limits.queue_length_max %d requests of %d octets beside their bodies, and %d MiB for itself. "
+            "limits.queue_length_max %d requests of %d bytes beside their bodies, and %d MiB for itself. "
             "Requests are refused as busy before it is used up; lower these keys or raise the limit",
-            least.octets // _MIB,
+            least.size_bytes // _MIB,
             least.where,
             needed // _MIB,
             limits.queue_bytes_max // _MIB,
@@ -129,7 +129,7 @@ class MemoryWatch(Closing):
             self._gave_back_at = now
             self._give_back()
             left = self._memory.left() or 0
-        # Each octet may be in memory twice for a moment: as it was received, and as it is sent.
+        # Each byte may be in memory twice for a moment: as it was received, and as it is sent.
         self._given = self._ledger.memory_left = left // 2
         self._look_at = now + min(left / _GROWTH_BYTES_PER_S, _LOOK_INTERVAL_MAX_S)
         if left <= 0 and now - self._warned_at >= _WARNING_INTERVAL_S:

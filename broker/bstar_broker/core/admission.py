@@ -17,7 +17,7 @@ from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.outputs import Output, Send
 from bstar_broker.core.records import Accepted, Bundle, ServiceRecord
 
-# A request's cost beside its body: its record and its entries in tables and a queue (700 octets, measured),
+# A request's cost beside its body: its record and its entries in tables and a queue (700 bytes, measured),
 # and those of its client if it has no other request (500 more).
 REQUEST_BYTES = 1_200
 # How many other clients may wait for one key: repeated or speculative tasks, a few programs that do the same.
@@ -106,13 +106,13 @@ class Admission:
         has_room = len(self._services) < self._settings.services_max
         return self._services.add(name, now) if has_room else None
 
-    def _why_not_taken(self, message: Request | Requests, held: int, octets: int) -> Refusal | None:
-        """Why nobody gets this message. With it its client holds ``held`` requests; it takes ``octets``."""
+    def _why_not_taken(self, message: Request | Requests, held: int, size_bytes: int) -> Refusal | None:
+        """Why the message is refused. Its client then holds ``held`` requests; it takes ``size_bytes``."""
         if message.is_once and message.is_repeated:
             return refusals.ONCE_REPEATED
         if held > self._settings.requests_per_client_max:
             return refusals.CLIENT_FULL
-        return refusals.MEMORY_FULL if octets > self._ledger.memory_left else None
+        return refusals.MEMORY_FULL if size_bytes > self._ledger.memory_left else None
 
     def _refuse(
         self, message: Request, codec: ClientCodec, service: ServiceRecord | None, refusal: Refusal
@@ -261,7 +261,7 @@ class Admission:
         bodies = bodies_of(message.blob, message.lengths)
         extensions = take_extensions(bodies, message.table, 0, is_extended=message.is_extended)
         rows = zip(message.numbers, message.ttls_ms, bodies, extensions, strict=True)
-        for number, ttl_ms, body, octets in rows:
+        for number, ttl_ms, body, extension in rows:
             request = Request(
                 message.sender,
                 Dialect.NATIVE,
@@ -271,14 +271,14 @@ class Admission:
                 native.identity(message.client_id, number),
                 ttl_ms,
                 message.epoch,
-                octets,
+                extension,
                 message.is_repeated,
                 is_once=message.is_once,
                 is_whole=message.is_whole,
             )
             if len(body) > limit:
                 self._ledger.drop("invalid-size")
-                text = f"the message has more than {limit} octets".encode()
+                text = f"the message has more than {limit} bytes".encode()
                 failure = native_broker.CODEC.failure(request, self._ledger.epoch, ErrorCode.INVALID, text)
                 outputs.append(Send(failure))
                 continue
@@ -287,7 +287,7 @@ class Admission:
 
 
 def is_same_body(one: Sequence[bytes], other: Sequence[bytes]) -> bool:
-    """True if the frames are equal. It compares views as words: 64 MiB take 9 ms, and 0.13 s as octets."""
+    """True if the frames are equal. It compares views as words: 64 MiB take 9 ms, and 0.13 s as bytes."""
     return len(one) == len(other) and all(map(_is_same_frame, one, other))
 
 

@@ -46,7 +46,7 @@ _BROKEN_BOUNDS = frozenset(("size", "frames"))
 class Broker:
     """``receive`` messages, carry out what comes back, call ``handle_timer`` at ``next_deadline``.
 
-    ``node_id`` (16 octets) names this run of the node; it identifies requests of clients that have no request
+    ``node_id`` (16 bytes) names this run of the node; it identifies requests of clients that have no request
     numbers. ``describe(now)`` returns the node's status for the native dialect. ``observer`` gets the
     outcomes of requests and the changes of workers.
     """

@@ -76,7 +76,7 @@ class Bundles:
         return requests
 
     def _singles(self, bundle: Bundle, rows: range, begin: int) -> list[Accepted]:
-        """These rows as single requests. The body of the first begins at octet ``begin`` of the blob.
+        """These rows as single requests. The body of the first begins at byte ``begin`` of the blob.
 
         A row's number, time to live and body are joined here only.
         """
@@ -89,7 +89,9 @@ class Bundles:
         bodies = bodies_of(bundle.blob, lengths, begin)
         extensions = take_extensions(bodies, table, rows.start, is_extended=bundle.is_extended)
         requests = []
-        for row, ttl_ms, size, body, octets in zip(rows, ttls_ms, lengths, bodies, extensions, strict=True):
+        for row, ttl_ms, size, body, extension in zip(
+            rows, ttls_ms, lengths, bodies, extensions, strict=True
+        ):
             at = row * REQUEST_ROW_BYTES
             if has_deadline:
                 deadline = accepted_at + ttl_ms / 1000
@@ -104,7 +106,7 @@ class Bundles:
                     [body],
                     size,
                     client_id + table[at : at + 8],
-                    octets,
+                    extension,
                     accepted_at,
                     expires_at,
                     deadline,

@@ -63,7 +63,7 @@ class Inlet(Protocol):
         """Count bad input by its reason, one of our own words; the first goes to the log with ``text``."""
 
     def forget_stored(self, request: bytes) -> bool:
-        """Forget the durable request with this id (16 octets); False if the store cannot do so now."""
+        """Forget the durable request with this id (16 bytes); False if the store cannot do so now."""
 
     def store_state(self, now: float) -> StoreState | None:
         """What the durable store holds; None without one."""

@@ -64,7 +64,7 @@ class Ledger:
         self.own_services: frozenset[bytes] = frozenset()
         # How many workers have registered so far.
         self.registrations = 0
-        # How many octets requests may still take. The shell sets it; each accepted request lowers it.
+        # How many bytes requests may still take. The shell sets it; each accepted request lowers it.
         self.memory_left = 1 << 62
         # Where the message in hand comes from, for listings. The shell knows it.
         self.address: Callable[[], str] = str

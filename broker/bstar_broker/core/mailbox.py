@@ -9,7 +9,7 @@ import msgspec
 from bstar.wire.dialect import Asker, Dialect, Frames
 from bstar.wire.messages import ErrorCode, NodeStatus
 
-# The routing id of nobody: libzmq makes ids of 5 octets that begin with a zero, and lets no peer choose one
+# The routing id of nobody: libzmq makes ids of 5 bytes that begin with a zero, and lets no peer choose one
 # that does.
 STORE = b"\0store"
 

@@ -154,7 +154,7 @@ def broker_state(ledger: Ledger, now: float) -> BrokerState:
         is_draining=ledger.is_draining,
         workers=len(ledger.workers),
         queued=ledger.waiting.count,
-        queued_bytes=ledger.waiting.octets,
+        queued_bytes=ledger.waiting.size_bytes,
         in_flight=sum(each.count for each in held.values()),
         clients=len(ledger.requests_of),
         services=[_service_state(record, held[record], now) for record in ledger.services.values()],

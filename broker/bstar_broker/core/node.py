@@ -80,7 +80,7 @@ _WAIT_TIMEOUTS = 3
 class Node:
     """A broker that serves while, and only while, its Binary Star machine is active.
 
-    ``node_id`` (16 octets) names this run; ``drain_timeout_s`` bounds how long a stopping node waits for the
+    ``node_id`` (16 bytes) names this run; ``drain_timeout_s`` bounds how long a stopping node waits for the
     workers that still hold its requests. ``shell`` tells what only the shell knows, for ``state``;
     ``observer`` learns what becomes of requests and workers. With ``find_principal`` each
     message needs the ``user_id`` of its connection, and its principal must be allowed to send it. ``origin``
@@ -323,14 +323,16 @@ class Node:
 
     def _manage_batch(self, message: Requests, now: float) -> list[Output]:
         """Answer the requests of a batch until the answers are too large for one turn; refuse the others."""
-        pictures, octets = Pictures(is_shared=True), 0
+        pictures, size_bytes = Pictures(is_shared=True), 0
 
         def manage(request: Request, now: float) -> list[Output]:
-            nonlocal octets
-            if octets >= _ANSWERS_BYTES_MAX:
+            nonlocal size_bytes
+            if size_bytes >= _ANSWERS_BYTES_MAX:
                 return self.broker.refuse_for(request, refusals.CLIENT_FULL)
             outputs = self._manage(request, pictures, now)
-            octets += sum(len(frame) for output in outputs if type(output) is Send for frame in output.frames)
+            size_bytes += sum(
+                len(frame) for output in outputs if type(output) is Send for frame in output.frames
+            )
             return outputs
 
         return self.broker.receive_singly(message, manage, now)

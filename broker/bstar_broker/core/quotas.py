@@ -79,7 +79,7 @@ class Account:
     def follow(self, quota: Quota, now: float) -> None:
         """The list has another quota for it."""
         self.quota = quota
-        self.messages, self.requests, self.octets = (
+        self.messages, self.requests, self.body_bytes = (
             None if rate_s is None else TokenBucket(rate_s, now, debt_max=rate_s * _DEBT_S_MAX)
             for rate_s in (quota.messages_per_s, quota.requests_per_s, quota.bytes_per_s)
         )
@@ -191,7 +191,7 @@ class Quotas:
         """
         account = self.of(principal, now)
         quota = account.quota
-        count, octets = _measure(message)
+        count, size_bytes = _measure(message)
         if quota.outstanding is not None:
             self._assign(message.sender, account)
             if account.held + count > quota.outstanding:
@@ -200,15 +200,15 @@ class Quotas:
                 return Denial(OUTSTANDING.reason, text, _RETRY_MS, splits=splits, who=principal.name)
         for bucket, rate_s, unit in (
             (account.requests, quota.requests_per_s, "requests"),
-            (account.octets, quota.bytes_per_s, "octets of requests"),
+            (account.body_bytes, quota.bytes_per_s, "bytes of requests"),
         ):
             if bucket is not None and (wait_ms := bucket.wait_ms(now)):
                 text = f"{principal.name} sends more than {rate_s:g} {unit} a second"
                 return Denial(RATE_LIMITED.reason, text, wait_ms, who=principal.name)
         if account.requests is not None:
             account.requests.spend(count, now)
-        if account.octets is not None:
-            account.octets.spend(octets, now)
+        if account.body_bytes is not None:
+            account.body_bytes.spend(size_bytes, now)
         return None
 
     def _assign(self, lane: bytes, account: Account) -> None:
@@ -225,7 +225,7 @@ class Quotas:
 
 
 def _measure(message: Request | Requests) -> tuple[int, int]:
-    """How many requests it has, and the octets of their bodies."""
+    """How many requests it has, and the bytes of their bodies."""
     if isinstance(message, Requests):
         return len(message.numbers), len(message.blob)
     return 1, sum(map(len, message.body))

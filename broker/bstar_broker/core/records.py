@@ -52,7 +52,7 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
 
     ``sender``, ``envelope`` and ``codec`` say where its replies go, ``lane`` whose share of the queue it
     takes. ``expires_at`` ends its wait in the queue, ``deadline`` its client's wait (0: unknown).
-    ``partials`` counts those sent to the client; ``sent_bytes`` counts their octets for an observer. ``held``
+    ``partials`` counts those sent to the client; ``sent_bytes`` counts their bytes for an observer. ``held``
     keeps them for a client that takes one reply only. ``dispatched_at`` and ``worker`` (its routing id) are
     of the last dispatch. ``is_abandoned``: a worker still has the request, but this node will not answer it,
     and its client knows.
@@ -100,7 +100,7 @@ class Bundle(msgspec.Struct, eq=False):
     """Requests of one batch, none of which has differed so far (``bundles``).
 
     The columns and the rest are those of ``Requests`` and ``Accepted``; ``expires_at`` is when the first of
-    them expires. In a queued bundle, the rows before ``given`` and the first ``given_bytes`` octets of the
+    them expires. In a queued bundle, the rows before ``given`` and the first ``given_bytes`` bytes of the
     blob are at workers. These are bundles of their own, each with its ``worker``. ``left`` counts the
     requests that wait or have no reply.
     """
@@ -313,5 +313,5 @@ class ServiceRecord:
 
     @property
     def label(self) -> str:
-        """The service in a listing or a metric. Octets that are no text are written as escapes."""
+        """The service in a listing or a metric. Bytes that are no text are written as escapes."""
         return self.name.decode("utf-8", "backslashreplace")

@@ -12,7 +12,7 @@ from bstar_broker.core.outputs import Output, Send
 from bstar_broker.core.records import Accepted
 from bstar_broker.core.registry import WorkerRegistry
 
-# Frames of PARTIALs held for one reply. Each costs an object, even one without an octet.
+# Frames of PARTIALs held for one reply. Each costs an object, even one without a byte.
 _HELD_FRAMES_MAX = 100_000
 
 

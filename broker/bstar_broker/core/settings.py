@@ -6,7 +6,7 @@ from bstar.wire.limits import FRAMES_MAX, MESSAGE_BYTES_MAX
 
 
 class BrokerSettings(msgspec.Struct):
-    """Times in seconds, bounds in counts and octets; docs/configuration.md tells operators more.
+    """Times in seconds, bounds in counts and bytes; docs/configuration.md tells operators more.
 
     The parts of the core share one object. Only a reload changes it, and only ``RELOADABLE`` fields.
     """

@@ -251,7 +251,7 @@ class ConnectionsState(msgspec.Struct, frozen=True):
 
 
 class JournalState(msgspec.Struct, frozen=True):
-    """The node's journal. Counters count since the node started: records and octets written, records that did
+    """The node's journal. Counters count since the node started: records and bytes written, records that did
     not fit into the buffer (``dropped_requests`` of them about single requests), errors of the disk.
     """
 

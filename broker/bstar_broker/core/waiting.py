@@ -1,8 +1,8 @@
 """The waiting requests of all queues: how many, of which clients, and whether there is room for more.
 
-The bounds are fair. The last tenth of a queue's length, and of the octets in all queues, is for clients that
+The bounds are fair. The last tenth of a queue's length, and of the bytes in all queues, is for clients that
 hold less than that. So the broker refuses a flooding client before the others. Replies that a client has
-not read count as octets that it holds.
+not read count as bytes that it holds.
 
 Requests of a client that is gone must leave the queue. So the broker sends a PONG at intervals to each client
 with waiting requests. If its connection is gone, the shell tells the broker. Plain Majordomo has no PONG, so
@@ -30,7 +30,7 @@ class _Share:
     """The waiting requests of one client; ``asked_at`` is when it last got a PONG."""
 
     count: int
-    octets: int
+    size_bytes: int
     is_native: bool
     asked_at: float
 
@@ -44,23 +44,23 @@ class Waiting:
         "_until_tidy",
         "count",
         "deadlines",
-        "octets",
+        "size_bytes",
         "unread",
-        "unread_octets",
+        "unread_bytes",
     )
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
         self._shares: dict[bytes, _Share] = {}
         self.count = 0
-        self.octets = 0
-        # Octets of replies that clients have not read, of each and of all. The shell counts them.
+        self.size_bytes = 0
+        # Bytes of replies that clients have not read, of each and of all. The shell counts them.
         self.unread: dict[bytes, int] = {}
-        self.unread_octets = 0
+        self.unread_bytes = 0
         self.deadlines: Deadlines[Accepted | Bundle] = Deadlines(_is_due)
         self._until_tidy = _TIDY_EVERY
 
-    def why_not(self, client: bytes, held: int, length: int, octets: int) -> Refusal | None:
+    def why_not(self, client: bytes, held: int, length: int, size_bytes: int) -> Refusal | None:
         """Why a request may not wait: with it its client holds ``held`` at this node, and its queue has
         ``length``.
         """
@@ -68,35 +68,35 @@ class Waiting:
         reserve = limit // _RESERVE_PART
         if length > (limit - reserve if held > reserve else limit):
             return refusals.QUEUE_FULL
-        return refusals.BYTES_FULL if self.is_heavy(client, octets) else None
+        return refusals.BYTES_FULL if self.is_heavy(client, size_bytes) else None
 
     @property
     def is_crowded(self) -> bool:
-        """True if the queues hold a tenth of the octets that they may."""
-        return self.octets > self._settings.queue_bytes_max // _RESERVE_PART
+        """True if the queues hold a tenth of the bytes that they may."""
+        return self.size_bytes > self._settings.queue_bytes_max // _RESERVE_PART
 
-    def is_heavy(self, client: bytes, octets: int) -> bool:
-        """True if the queues may not hold ``octets`` more of this client. A tenth is for the others."""
+    def is_heavy(self, client: bytes, size_bytes: int) -> bool:
+        """True if the queues may not hold ``size_bytes`` more of this client. A tenth is for the others."""
         limit = self._settings.queue_bytes_max
-        total = self.octets + self.unread_octets + octets
+        total = self.size_bytes + self.unread_bytes + size_bytes
         reserve = limit // _RESERVE_PART
         if total <= limit - reserve:
             return False
         share = self._shares.get(client)
-        held = self.unread.get(client, 0) + (0 if share is None else share.octets)
+        held = self.unread.get(client, 0) + (0 if share is None else share.size_bytes)
         return total > limit or held > reserve
 
-    def enter(self, item: Accepted | Bundle, client: bytes, count: int, octets: int, now: float) -> None:
+    def enter(self, item: Accepted | Bundle, client: bytes, count: int, size_bytes: int, now: float) -> None:
         """One request of this client, or several that came together, wait from now on."""
         self.count += count
-        self.octets += octets
+        self.size_bytes += size_bytes
         share = self._shares.get(client)
         if share is None:
             is_native = isinstance(item, Bundle) or item.codec is native_broker.CODEC
-            self._shares[client] = _Share(count, octets, is_native, now)
+            self._shares[client] = _Share(count, size_bytes, is_native, now)
         else:
             share.count += count
-            share.octets += octets
+            share.size_bytes += size_bytes
         self.add_deadline(item)
 
     def add_deadline(self, item: Accepted | Bundle) -> None:
@@ -107,14 +107,14 @@ class Waiting:
             self._until_tidy = _TIDY_EVERY
             self.deadlines.tidy(self.count)
 
-    def leave(self, client: bytes, count: int, octets: int) -> None:
-        """``count`` requests of this client, ``octets`` in all, have left their queue."""
+    def leave(self, client: bytes, count: int, size_bytes: int) -> None:
+        """``count`` requests of this client, ``size_bytes`` in all, have left their queue."""
         self.count -= count
-        self.octets -= octets
+        self.size_bytes -= size_bytes
         share = self._shares[client]
         share.count -= count
         if share.count:
-            share.octets -= octets
+            share.size_bytes -= size_bytes
         else:
             del self._shares[client]
 

@@ -21,7 +21,7 @@ from bstar_broker.store.core.runner import identity_of
 _STEPS = {State.ANSWERED: "answered", State.DEAD: "dead", State.CANCELLED: "cancelled"}
 _ENDS = frozenset(_STEPS.values())
 _CAUSES = {int(cause): cause.name.lower().encode() for cause in Cause}
-# A step, the request that it is about, and the octets of an answer with their checksum, if it is about one.
+# A step, the request that it is about, and the bytes of an answer with their checksum, if it is about one.
 _Step = tuple[str, Record, int, int | None]
 
 
@@ -123,8 +123,8 @@ def _step_of(change: Change) -> str | None:
 
 
 def _with_answer(step: str, record: Record) -> _Step:
-    octets, crc = 0, 0
+    size_bytes, crc = 0, 0
     for frame in record.answer:
-        octets += len(frame)
+        size_bytes += len(frame)
         crc = crc32(frame, crc)
-    return step, record, octets, crc
+    return step, record, size_bytes, crc

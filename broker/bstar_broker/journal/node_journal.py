@@ -214,7 +214,7 @@ class NodeJournal:
         return JournalState(
             directory=self.journal.options.directory,
             records=counters.records,
-            octets=counters.octets,
+            octets=counters.size_bytes,
             segments=counters.segments,
             dropped=counters.dropped,
             dropped_requests=counters.dropped_requests,

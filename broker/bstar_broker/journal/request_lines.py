@@ -23,7 +23,7 @@ _identity = struct.Struct(">16sQ").unpack
 # Names of services that are kept as JSON.
 _NAMES_MAX = 10_000
 _US = 1e6
-# Stands where the lines of a batch differ. JSON has no such octet.
+# Stands where the lines of a batch differ. JSON has no such byte.
 _GAP = b"\0"
 
 

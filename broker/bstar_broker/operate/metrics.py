@@ -95,7 +95,7 @@ _OF_QUORUM: tuple[Row, ...] = (
 )
 _OF_BROKER: tuple[Row, ...] = (
     (Gauge, "bstar_draining", "is_draining", "1 if this node finishes its work and gives out none."),
-    (Gauge, "bstar_queue_bytes", "queued_bytes", "Octets of the bodies waiting in all queues."),
+    (Gauge, "bstar_queue_bytes", "queued_bytes", "Bytes of the bodies waiting in all queues."),
     (Gauge, "bstar_clients", "clients", "Clients that have a request here."),
 )
 _OF_LOOP: tuple[Row, ...] = (
@@ -124,7 +124,7 @@ _OF_CONNECTIONS: tuple[Row, ...] = (
 )
 _OF_JOURNAL: tuple[Row, ...] = (
     (Counter, "bstar_journal_records", "records", "Records written. Absent where no journal is kept."),
-    (Counter, "bstar_journal_bytes", "octets", "Octets written, before they are packed."),
+    (Counter, "bstar_journal_bytes", "octets", "Bytes written, before they are packed."),
     (Counter, "bstar_journal_files", "segments", "Files begun."),
     (Counter, "bstar_journal_errors", "errors",
      "Times that the journal could not be written or looked after."),
@@ -152,8 +152,8 @@ _OF_STORE: tuple[Row, ...] = (
     (Gauge, "bstar_store_catch_up_ratio", "catch_up",
      "The part of its way that a copy which lags has made; 1 if none lags."),
     (Gauge, "bstar_store_requests_max", "requests_max", "Durable requests that the store may hold."),
-    (Gauge, "bstar_store_bytes", "octets", "Octets of the bodies and answers in the store."),
-    (Gauge, "bstar_store_bytes_max", "octets_max", "Octets of them that the store may hold."),
+    (Gauge, "bstar_store_bytes", "octets", "Bytes of the bodies and answers in the store."),
+    (Gauge, "bstar_store_bytes_max", "octets_max", "Bytes of them that the store may hold."),
     (Gauge, "bstar_store_oldest_pending_seconds", "oldest_pending_s",
      "For how long the oldest durable request that is due has waited; 0 if none is."),
     (Gauge, "bstar_store_running", "running",
@@ -164,8 +164,8 @@ _OF_STORE: tuple[Row, ...] = (
      "Durable requests acknowledged while they were on one disk only."),
 )
 _OF_DISK: tuple[Row, ...] = (
-    (Gauge, "bstar_store_disk_free_bytes", "free_bytes", "Free octets where the store is."),
-    (Gauge, "bstar_store_file_bytes", "file_bytes", "Octets that the store's files take."),
+    (Gauge, "bstar_store_disk_free_bytes", "free_bytes", "Free bytes where the store is."),
+    (Gauge, "bstar_store_file_bytes", "file_bytes", "Bytes that the store's files take."),
     (Gauge, "bstar_store_orders_waiting", "waiting", "Orders that wait for the disk's thread."),
     (Counter, "bstar_store_commits", "commits", "Transactions, each with one sync at most."),
     (Gauge, "bstar_store_damaged", "damaged",

@@ -101,11 +101,11 @@ class StatusServer(HttpEndpoint):
             if last is not None and time.monotonic() - last[0] < EVENT_INTERVAL_S / 2:
                 return last[1]
             try:
-                octets = page.event(self._state())
+                data = page.event(self._state())
             except (TimeoutError, BstarError) as error:
-                octets = page.trouble(self.why(error))
-            self._event = (time.monotonic(), octets)
-            return octets
+                data = page.trouble(self.why(error))
+            self._event = (time.monotonic(), data)
+            return data
 
 
 def _who(state: NodeState) -> dict[str, object]:

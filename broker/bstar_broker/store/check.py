@@ -66,7 +66,7 @@ class Report(msgspec.Struct):
     epochs: list[Position] = []
     log_entries: int = 0
     totals: Totals = msgspec.field(default_factory=Totals)
-    octets: int = 0
+    size_bytes: int = 0
     staged: int = 0
 
     @property
@@ -114,7 +114,7 @@ def _check(path: Path, state: bytes, watch: Watcher) -> Report:
         return report
     database = None
     try:
-        report.octets = sum(file.stat().st_size for file in (path, wal) if file.exists())
+        report.size_bytes = sum(file.stat().st_size for file in (path, wal) if file.exists())
         frames, lost = scan(wal)
         # Without a WAL nothing has to be recovered: no file is made or locked.
         mode = "mode=ro" if wal.exists() else "mode=ro&immutable=1"

@@ -41,10 +41,10 @@ from bstar_broker.store.writer import SyncTimes, Writer
 _log = logging.getLogger("bstar.store")
 
 # One transaction appends so much at most: the next waits for its sync.
-_TURN_OCTETS_MAX: Final = 8 << 20
+_TURN_BYTES_MAX: Final = 8 << 20
 
-# Records that were read for somebody wait for the loop up to so many octets; then no more are read.
-_FOUND_OCTETS_MAX: Final = 8 << 20
+# Records that were read for somebody wait for the loop up to so many bytes; then no more are read.
+_FOUND_BYTES_MAX: Final = 8 << 20
 
 _RETRY_S: Final = 1.0
 
@@ -54,8 +54,8 @@ _LOOK_INTERVAL_S: Final = 5.0
 # The WAL is copied when it has so much: at rest, and under load, where a commit waits for that. The disk is
 # at rest when nothing has come for a moment: a client that submits one request after the other leaves gaps.
 _REST_S: Final = 0.2
-_WAL_IDLE_OCTETS: Final = 1 << 20
-_WAL_OCTETS_MAX: Final = 8 << 20
+_WAL_IDLE_BYTES: Final = 1 << 20
+_WAL_BYTES_MAX: Final = 8 << 20
 
 # How long ``close`` waits for a disk that does not answer.
 _CLOSE_S_MAX: Final = 10.0
@@ -84,14 +84,14 @@ class _Orders:
     def take(self, wait_s: float) -> list[DiskOutput]:
         """Those for one turn; wait for the first one so long at most."""
         taken: list[DiskOutput] = []
-        octets = 0
+        size_bytes = 0
         with self._changed:
             if not (self._orders or self.is_closed or self._is_stirred):
                 self._changed.wait(wait_s)
             self._is_stirred = False
-            while self._orders and octets < _TURN_OCTETS_MAX:
+            while self._orders and size_bytes < _TURN_BYTES_MAX:
                 taken.append(self._orders.popleft())
-                octets += _octets_of(taken[-1])
+                size_bytes += _size_of(taken[-1])
         return taken
 
     def stir(self) -> None:
@@ -116,15 +116,15 @@ class _Answers:
         self._answers: list[DiskInput] = []
         self._is_woken = False
         # Of the records that were found.
-        self._octets = 0
+        self._size_bytes = 0
 
     def put(self, answer: DiskInput, *, is_awaited: bool = True) -> None:
         """Add one. One that nobody awaits is taken with the next that somebody does."""
-        octets = 0
+        size_bytes = 0
         if isinstance(answer, Found | DueFound):
-            octets = sum([record.octets for record in answer.records])
+            size_bytes = sum([record.size_bytes for record in answer.records])
         with self._lock:
-            self._octets += octets
+            self._size_bytes += size_bytes
             self._answers.append(answer)
             wakes = is_awaited and not self._is_woken
             self._is_woken = self._is_woken or is_awaited
@@ -134,14 +134,14 @@ class _Answers:
     @property
     def is_full(self) -> bool:
         """True if nothing more is to be read for anybody."""
-        return self._octets >= _FOUND_OCTETS_MAX
+        return self._size_bytes >= _FOUND_BYTES_MAX
 
     def take(self) -> list[DiskInput]:
         """All that wait."""
         with self._lock:
             taken, self._answers = self._answers, []
             self._is_woken = False
-            self._octets = 0
+            self._size_bytes = 0
         return taken
 
 
@@ -269,7 +269,7 @@ class Disk(Closing):
         return free_bytes(self._file.folder.path)
 
     def file_bytes(self) -> int:
-        """The octets of its files. OSError if the system does not tell."""
+        """The bytes of its files. OSError if the system does not tell."""
         return self._file.folder.file_bytes()
 
     def close(self) -> None:
@@ -306,7 +306,7 @@ class Disk(Closing):
         if self._waiting:
             # Reads that are left: for the next turn, or until the loop has taken those before them.
             return _RETRY_S if self._answers.is_full else 0.0
-        is_unrested = self._writer.wal_octets > _WAL_IDLE_OCTETS or self._is_unrested
+        is_unrested = self._writer.wal_bytes > _WAL_IDLE_BYTES or self._is_unrested
         return min(_REST_S if is_unrested else _LOOK_INTERVAL_S, self._scrub.patience_s())
 
     def _turn(self) -> None:
@@ -369,7 +369,7 @@ class Disk(Closing):
             is_idle = is_idle and not self._orders and not self._jobs
             if is_idle:
                 self._file.rest()
-            if self._writer.wal_octets > (_WAL_IDLE_OCTETS if is_idle else _WAL_OCTETS_MAX):
+            if self._writer.wal_bytes > (_WAL_IDLE_BYTES if is_idle else _WAL_BYTES_MAX):
                 self._checkpoint()
         except (sqlite3.Error, MemoryError, StoreError, OSError) as error:
             self._writer.fail(error)
@@ -383,13 +383,13 @@ class Disk(Closing):
     def _checkpoint(self) -> None:
         began_at = time.monotonic()
         left = self._file.checkpoint()
-        self._writer.wal_octets = 0
+        self._writer.wal_bytes = 0
         _log.debug("the WAL was copied in %.3f s; %d frames are left", time.monotonic() - began_at, left)
 
 
-def _octets_of(order: DiskOutput) -> int:
+def _size_of(order: DiskOutput) -> int:
     if isinstance(order, Write):
         return sum([len(entry.commands) for entry in order.entries])
     if isinstance(order, Import):
-        return sum([record.octets for record in order.records])
+        return sum([record.size_bytes for record in order.records])
     return 0

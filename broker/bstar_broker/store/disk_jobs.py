@@ -36,7 +36,7 @@ class _Scan(msgspec.Struct):
     wanted: Wanted
     found: list[Record]
     after: int
-    octets: int
+    size_bytes: int
 
 
 class _Copy:
@@ -131,7 +131,7 @@ class Jobs:
         """Take an order."""
         if isinstance(order, Search):
             wanted = Wanted(order.service, order.state, order.submitted_before_ms, order.owner)
-            self._jobs.append(_Scan(order, wanted, [], order.after, order.octets))
+            self._jobs.append(_Scan(order, wanted, [], order.after, order.size_bytes))
         else:
             self._jobs.append(order)
 
@@ -139,7 +139,7 @@ class Jobs:
         """Do one slice. Raises sqlite3.Error and StoreError; the job is then tried again."""
         job = self._jobs[0]
         if isinstance(job, ReadLog):
-            self._answer(LogRead(job.begin, self._writer.log.read(job.begin, job.octets), job.token))
+            self._answer(LogRead(job.begin, self._writer.log.read(job.begin, job.size_bytes), job.token))
         elif isinstance(job, Export):
             self._export(job)
         elif self._writer.trim(job.number) if isinstance(job, Trim) else not self._scan(job):
@@ -163,8 +163,8 @@ class Jobs:
         end = table.end_of(scan.after, _ROWS_MAX)
         has_more = False
         for record in table.those(scan.after, end, scan.wanted):
-            scan.octets -= record.octets
-            has_more = len(scan.found) == order.limit or (bool(scan.found) and scan.octets < 0)
+            scan.size_bytes -= record.size_bytes
+            has_more = len(scan.found) == order.limit or (bool(scan.found) and scan.size_bytes < 0)
             if has_more:
                 break
             scan.found.append(record)
@@ -181,7 +181,7 @@ class Jobs:
             self._copy = _Copy(self._writer.file, self._writer.damaged)
         copy = self._copy
         copy.asked_at = time.monotonic()
-        records, after, has_more = copy.table.export(order.after, order.octets)
+        records, after, has_more = copy.table.export(order.after, order.size_bytes)
         self._answer(Exported(after, records, not has_more, copy.applied, copy.at_ms))
         if not has_more:
             self.forget_copy(is_idle_only=False)

@@ -23,7 +23,7 @@ def explain(error: Exception, directory: Path) -> str:
     text = f"{error} ({name})" if name else str(error)
     if name == "SQLITE_FULL" or getattr(error, "errno", 0) == errno.ENOSPC:
         return (
-            f"the disk of {directory} is full ({free_bytes(directory)} octets are free): make room; nothing "
+            f"the disk of {directory} is full ({free_bytes(directory)} bytes are free): make room; nothing "
             "that was acknowledged is lost, and the store goes on by itself"
         )
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")) or not os.access(

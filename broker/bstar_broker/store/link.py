@@ -29,7 +29,7 @@ from bstar_broker.store.core.peer import FRAME_BYTES_MAX, HEADER
 
 _log = logging.getLogger("bstar.store")
 
-# Messages that wait for a slow link. The replica bounds their octets (feeder.WINDOW_BYTES).
+# Messages that wait for a slow link. The replica bounds their bytes (feeder.WINDOW_BYTES).
 _QUEUE_MESSAGES: Final = 10_000
 # One peer, and those that come back before its old connection has ended. A newcomer replaces the oldest that
 # is not the peer's.

@@ -26,7 +26,7 @@ _TEXT_MAX: Final = 150
 
 
 class Sequence(NamedTuple):
-    """The ``number`` of a synced transaction of a database. ``origin``: random octets, drawn when it was
+    """The ``number`` of a synced transaction of a database. ``origin``: random bytes, drawn when it was
     made, so files of another database, or of one that was here before, have another.
     """
 

@@ -146,7 +146,7 @@ class StoreShell(Closing):
             StoreSettings(
                 when_alone=options.when_alone,
                 requests_max=options.requests_max,
-                octets_max=options.bytes_max,
+                bytes_max=options.bytes_max,
                 keep_answers_s=options.keep_answers_s,
                 keep_dead_s=options.keep_dead_s,
                 attempts_max=options.attempts_max,
@@ -160,7 +160,7 @@ class StoreShell(Closing):
                 settings=ReplicaSettings(
                     heartbeat_s=options.peer_timeout_s / 8,
                     peer_timeout_s=options.peer_timeout_s,
-                    log_octets=options.log_bytes,
+                    log_bytes=options.log_bytes,
                     has_arbiter=self._arbiter is not None,
                 ),
                 new_store=self._run,

@@ -119,7 +119,7 @@ class StoreFolder(Closing):
             sync_folder(self.path.parent)
 
     def file_bytes(self) -> int:
-        """The octets of database and WAL. OSError if the system does not tell."""
+        """The bytes of database and WAL. OSError if the system does not tell."""
         return sum(file.stat().st_size for file in (self.database, self.wal) if file.exists())
 
     @property
@@ -268,8 +268,8 @@ class StoreFile(Closing):
 
     def put(self, key: str, value: object) -> None:
         """Store a value under a name."""
-        octets = msgspec.msgpack.encode(value)
-        self.database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, crc32(octets), octets))
+        data = msgspec.msgpack.encode(value)
+        self.database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, crc32(data), data))
 
     def get(self, key: str, kind: type[T]) -> T | None:
         """The value of this name, None if there is none. StoreError if it is damaged."""

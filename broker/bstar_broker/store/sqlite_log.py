@@ -19,7 +19,7 @@ _COLUMNS = "epoch, number, at_ms, commands, checksum"
 
 # Dropping an entry reads its pages, so a turn drops so much at most: 10 ms.
 _TRIM_ROWS_MAX: Final = 500
-_TRIM_OCTETS_MAX: Final = 4 << 20
+_TRIM_BYTES_MAX: Final = 4 << 20
 
 
 class SqliteLog:
@@ -68,17 +68,17 @@ class SqliteLog:
             self._run("DELETE FROM epochs WHERE number > ?", (number,))
             self.load(applied, at_ms)
 
-    def read(self, begin: int, octets: int) -> list[Entry]:
-        """Whole entries from number ``begin``, about ``octets`` of them and one at least; those before the
-        first that is damaged. Empty if ``begin`` is not there.
+    def read(self, begin: int, size_bytes: int) -> list[Entry]:
+        """Whole entries from number ``begin``, about ``size_bytes`` of them and at least one; those before
+        the first that is damaged. Empty if ``begin`` is not there.
         """
         found: list[Entry] = []
         for entry in self.entries(begin, self.last.number):
             if entry.number != begin + len(found) or not entry.is_whole:
                 break
             found.append(entry)
-            octets -= len(entry.commands)
-            if octets <= 0:
+            size_bytes -= len(entry.commands)
+            if size_bytes <= 0:
                 break
         return found
 
@@ -93,13 +93,13 @@ class SqliteLog:
 
     def verify(self, begin: int) -> tuple[int, str]:
         """Read some entries from this number on. The number to go on with, 0 at the end; what is wrong."""
-        number, octets = max(begin, self.first), 0
+        number, size_bytes = max(begin, self.first), 0
         for entry in self.entries(number, min(self.last.number, number + _TRIM_ROWS_MAX)):
             if entry.number != number or not entry.is_whole:
                 break
             number += 1
-            octets += len(entry.commands)
-            if octets > _TRIM_OCTETS_MAX:
+            size_bytes += len(entry.commands)
+            if size_bytes > _TRIM_BYTES_MAX:
                 return number, ""
         else:
             return (number if number <= self.last.number else 0), ""
@@ -114,15 +114,15 @@ class SqliteLog:
 
     def trim(self, below: int) -> bool:
         """Drop some entries below this number, the earliest first; True if there are more."""
-        octets, end = 0, 0
+        size_bytes, end = 0, 0
         rows = self._run(
             "SELECT number, length(commands) FROM log WHERE number < ? ORDER BY number LIMIT ?",
             (below, _TRIM_ROWS_MAX),
         )
         for number, size in rows.fetchall():
-            if octets > _TRIM_OCTETS_MAX:
+            if size_bytes > _TRIM_BYTES_MAX:
                 break
-            octets += size
+            size_bytes += size
             end = number
         if not end:
             return False

@@ -1,6 +1,6 @@
 """The table of durable requests in SQLite.
 
-A record is one row: its octets (``content``) with their CRC-32, and beside them only what an index needs.
+A record is one row: its bytes (``content``) with their CRC-32, and beside them only what an index needs.
 ``place`` says which index has the row: of those that are due (READY), of those that wait for their time
 (WAITING), or of those that ended (their state). ``due`` moves a row from the second to the first when its
 time has come, so it reads those that are due in their order, however many others wait. ``place`` is of this
@@ -78,7 +78,7 @@ VERIFIED_COLUMNS: Final = "seq, checksum, content, id, service, owner, priority,
 _VERIFIED = f"SELECT {VERIFIED_COLUMNS} FROM records WHERE seq > ? ORDER BY seq"  # noqa: S608
 # What one slice of a check reads at most: some milliseconds.
 _VERIFIED_ROWS: Final = 200
-_VERIFIED_OCTETS: Final = 2 << 20
+_VERIFIED_BYTES: Final = 2 << 20
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Record).decode
@@ -159,7 +159,7 @@ class SqliteTable:
     # --- what the disk asks for ---------------------------------------------------------------------------
 
     def due(
-        self, service: bytes, now_ms: int, limit: int, octets: int, skip: Container[bytes]
+        self, service: bytes, now_ms: int, limit: int, size_bytes: int, skip: Container[bytes]
     ) -> tuple[list[Record], bool, int]:
         """The records, ``has_more`` and ``next_ms`` of a ``DueFound``. It may write: see ``place``."""
         next_ms = self._next_ms(service, -1)
@@ -176,31 +176,31 @@ class SqliteTable:
             record = self._at(seq)
             if record is None:
                 continue
-            octets -= record.octets
-            if found and octets < 0:
+            size_bytes -= record.size_bytes
+            if found and size_bytes < 0:
                 return found, True, next_ms
             found.append(record)
         return found, has_more, next_ms
 
-    def page(self, after: int, wanted: Wanted, limit: int, octets: int) -> tuple[list[Record], bool]:
+    def page(self, after: int, wanted: Wanted, limit: int, size_bytes: int) -> tuple[list[Record], bool]:
         """Records with a seq above ``after`` in its order, and True if there are more."""
         found: list[Record] = []
         for record in self.those(after, None, wanted):
-            octets -= record.octets
-            if len(found) == limit or (found and octets < 0):
+            size_bytes -= record.size_bytes
+            if len(found) == limit or (found and size_bytes < 0):
                 return found, True
             found.append(record)
         return found, False
 
-    def export(self, after: int, octets: int) -> tuple[list[msgspec.Raw], int, bool]:
+    def export(self, after: int, size_bytes: int) -> tuple[list[msgspec.Raw], int, bool]:
         """Records with a seq above ``after`` in its order, encoded as they are; the seq of the last; and True
         if there are more.
         """
         found: list[msgspec.Raw] = []
         query = "SELECT seq, checksum, content FROM records WHERE seq > ? ORDER BY seq"
         for seq, checksum, content in self._run(query, (after,)):
-            octets -= len(content) if isinstance(content, bytes) else 0
-            if found and octets < 0:
+            size_bytes -= len(content) if isinstance(content, bytes) else 0
+            if found and size_bytes < 0:
                 return found, after, True
             after = seq
             if isinstance(content, bytes) and crc32(content) == checksum:
@@ -272,12 +272,12 @@ class SqliteTable:
         ``damaged``. The seq of the last; None if there are no more.
         """
         names = {name.removesuffix("_2"): name for (name,) in self._run(_INDICES)}
-        octets = 0
+        size_bytes = 0
         for rows, row in enumerate(self._run(_VERIFIED, (after,))):
-            if rows == _VERIFIED_ROWS or octets > _VERIFIED_OCTETS:
+            if rows == _VERIFIED_ROWS or size_bytes > _VERIFIED_BYTES:
                 return after
             after = row[0]
-            octets += len(row[2]) if isinstance(row[2], bytes) else 0
+            size_bytes += len(row[2]) if isinstance(row[2], bytes) else 0
             if why := fault_of(row) or self._unindexed(row, names):
                 self._note(after, why)
         return None
@@ -398,15 +398,15 @@ def record_of(row: _Row) -> Record:
     """The record of a row of seq, checksum and content. StoreError if it is damaged."""
     seq, checksum, content = row
     # Any: a damaged row may hold a value of any type.
-    octets: Any = content
-    if not isinstance(octets, bytes) or crc32(content) != checksum:
+    data: Any = content
+    if not isinstance(data, bytes) or crc32(content) != checksum:
         raise StoreError(_WRONG_SUM)
     try:
         record = _decode(content)
     except msgspec.DecodeError as error:
         raise StoreError(f"it cannot be read: {error}") from error
     if record.seq != seq:
-        raise StoreError(f"its octets are those of record {record.seq}")
+        raise StoreError(f"its bytes are those of record {record.seq}")
     return record
 
 

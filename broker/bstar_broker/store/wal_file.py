@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 _HEADER: Final = struct.Struct(">8I")
 _FRAME: Final = struct.Struct(">6I")
-# The last bit says in which order of octets the checksums count.
+# The last bit says in which order of bytes the checksums count.
 _MAGIC: Final = 0x377F0682
 
 

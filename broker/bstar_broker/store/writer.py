@@ -45,21 +45,21 @@ from bstar_broker.store.sqlite_table import SqliteTable
 
 _log = logging.getLogger("bstar.store")
 
-# One transaction applies so many octets of commands at most, about 50 ms, so that none waits long for it.
-_APPLIED_OCTETS_MAX: Final = 4 << 20
+# One transaction applies so many bytes of commands at most, about 50 ms, so that none waits long for it.
+_APPLIED_BYTES_MAX: Final = 4 << 20
 
 # Appended entries that are kept to be applied without reading them back.
-_CACHE_OCTETS_MAX: Final = 32 << 20
+_CACHE_BYTES_MAX: Final = 32 << 20
 
-# A turn reads so many octets of records for those who ask at most; the rest come in the next turns.
-_FOUND_OCTETS_MAX: Final = 4 << 20
+# A turn reads so many bytes of records for those who ask at most; the rest come in the next turns.
+_FOUND_BYTES_MAX: Final = 4 << 20
 
 # Questions for requests that are not found, which wait until all of the copy was read.
 _MISSES_MAX: Final = 10_000
 _UNREAD: Final = "the store was just opened and is being checked: ask again"
 
 # What a transaction writes to the WAL beside its commands: index pages, the marks.
-_WAL_OCTETS_MIN: Final = 16 << 10
+_WAL_BYTES_MIN: Final = 16 << 10
 
 
 class Answer(Protocol):
@@ -98,20 +98,20 @@ class _Appended:
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
-        self._octets = 0
+        self._size_bytes = 0
 
     def put(self, entry: Entry) -> None:
         """Keep it, if there is room."""
         self.take(entry.number)
-        if self._octets + len(entry.commands) <= _CACHE_OCTETS_MAX:
+        if self._size_bytes + len(entry.commands) <= _CACHE_BYTES_MAX:
             self._entries[entry.number] = entry
-            self._octets += len(entry.commands)
+            self._size_bytes += len(entry.commands)
 
     def take(self, number: int) -> Entry | None:
         """The entry with this number, which is not kept any longer; None if it is not here."""
         entry = self._entries.pop(number, None)
         if entry is not None:
-            self._octets -= len(entry.commands)
+            self._size_bytes -= len(entry.commands)
         return entry
 
     def keep_to(self, number: int) -> None:
@@ -123,13 +123,13 @@ class _Appended:
 class Writer:
     """Carries out orders in transactions.
 
-    ``wal_octets`` is about what the WAL holds that is not in the database.
+    ``wal_bytes`` is about what the WAL holds that is not in the database.
     """
 
     def __init__(self, file: StoreFile, answer: Answer) -> None:
         self.file = file
         self.figures = Figures()
-        self.wal_octets = 0
+        self.wal_bytes = 0
         self.log = SqliteLog(file.database)
         self.table = SqliteTable(file.database, Totals(), self.damaged)
         self._answer = answer
@@ -232,7 +232,7 @@ class Writer:
                 self.table.put(part.records)
                 self.file.put("staged", self.table.staged)
                 reach(Point.IMPORT)
-                self.wal_octets += sum(record.octets for record in part.records)
+                self.wal_bytes += sum(record.size_bytes for record in part.records)
                 if part.applied is not None:
                     self._swap(part, part.applied)
                     replaced = Replaced(copy.copy(self.table.totals), self.table.next_due())
@@ -271,8 +271,8 @@ class Writer:
     # --- the parts of a transaction -----------------------------------------------------------------------
 
     def _apply(self, end: int) -> None:
-        octets, state = 0, self._state
-        while state.applied.number < end and octets < _APPLIED_OCTETS_MAX:
+        size_bytes, state = 0, self._state
+        while state.applied.number < end and size_bytes < _APPLIED_BYTES_MAX:
             number = state.applied.number + 1
             entry = self._appended.take(number) or self.log.whole(number)
             try:
@@ -283,12 +283,12 @@ class Writer:
             changes = rules.apply(entry, orders, self.table)
             reach(Point.AFTER_APPLY)
             state.applied, state.at_ms = entry.position, entry.at_ms
-            octets += len(entry.commands)
+            size_bytes += len(entry.commands)
             if number > self._handed_out:
                 self._handed_out = number
                 self._answer(Applied(number, changes, copy.copy(self.table.totals)))
-        if octets:
-            self.wal_octets += 2 * octets
+        if size_bytes:
+            self.wal_bytes += 2 * size_bytes
             self._put_state()
 
     def _put_state(self) -> None:
@@ -298,16 +298,16 @@ class Writer:
     def _read(self, reads: "deque[Find | Due]") -> None:
         if self._state.applied.number < self._handed_out:
             return
-        octets = 0
-        while reads and octets < _FOUND_OCTETS_MAX:
+        size_bytes = 0
+        while reads and size_bytes < _FOUND_BYTES_MAX:
             order = reads[0]
             answer: DueFound | Found
             if isinstance(order, Due):
-                found = self.table.due(order.service, order.now_ms, order.limit, order.octets, order.skip)
+                found = self.table.due(order.service, order.now_ms, order.limit, order.size_bytes, order.skip)
                 answer = DueFound(order.service, *found)
             else:
                 answer = self._find(order)
-            octets += sum([record.octets for record in answer.records])
+            size_bytes += sum([record.size_bytes for record in answer.records])
             is_miss = isinstance(answer, Found) and not (answer.records or answer.error)
             if not is_miss or self.is_verified:
                 self._answer(answer)
@@ -343,7 +343,7 @@ class Writer:
             log.append(order.entries)
             reach(Point.AFTER_APPEND)
         for entry in order.entries:
-            self.wal_octets += len(entry.commands)
+            self.wal_bytes += len(entry.commands)
             if entry.number > applied.number:
                 self._appended.put(entry)
         if order.mark is not None:
@@ -371,7 +371,7 @@ class Writer:
             self.fail(error)
             return False
         self.figures.commits += 1
-        self.wal_octets += _WAL_OCTETS_MIN
+        self.wal_bytes += _WAL_BYTES_MIN
         self._synced = self.log.last
         if is_synced:
             self.figures.syncs.observe(took_s)

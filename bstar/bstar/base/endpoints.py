@@ -8,7 +8,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import msgspec
 
-# A Unix socket's path has 108 octets on Linux and 104 elsewhere, the closing zero included.
+# A Unix socket's path has 108 bytes on Linux and 104 elsewhere, the closing zero included.
 _IPC_PATH_BYTES_MAX = 103
 
 _TCP = re.compile(r"\A(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9_.-]+|\*)):(?P<port>[0-9]{1,5})\Z")
@@ -76,7 +76,7 @@ def parse_endpoint(text: str, *, bind: bool) -> Endpoint:
         raise ValueError(f"{text!r} is not an endpoint: write tcp://ADDRESS:PORT or ipc://PATH")
     if transport == "ipc":
         if not rest or "\0" in rest or len(rest.encode()) > _IPC_PATH_BYTES_MAX:
-            raise ValueError(f"{text!r} needs a path of at most {_IPC_PATH_BYTES_MAX} octets after ipc://")
+            raise ValueError(f"{text!r} needs a path of at most {_IPC_PATH_BYTES_MAX} bytes after ipc://")
         return Endpoint("ipc", rest, 0)
     endpoint = _parse_tcp(text, rest)
     if endpoint.port == 0:

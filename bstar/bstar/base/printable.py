@@ -1,7 +1,7 @@
 """Makes foreign text safe for a terminal and a log: text of a client, worker or handler, on one line.
 
 A service's name and an error's text may hold anything. Characters that a terminal obeys (escape sequences,
-newlines, changes of direction) are written as escapes, and so are octets that are no UTF-8.
+newlines, changes of direction) are written as escapes, and so are bytes that are no UTF-8.
 """
 
 import msgspec
@@ -23,7 +23,7 @@ def address_text(address: str) -> str:
 def printable(text: str | bytes, chars_max: int = _CHARS_MAX) -> str:
     r"""The text with ``\n``, ``\x1b`` and other control characters as escapes; ``…`` ends a cut text."""
     if isinstance(text, bytes | bytearray | memoryview):
-        # A character has at most four octets.
+        # A character has at most four bytes.
         text = bytes(text[: 4 * chars_max + 4]).decode("utf-8", "backslashreplace")
     if len(text) > chars_max:
         text = text[: chars_max - 1] + "…"

@@ -18,7 +18,7 @@ def limit_of(share: float) -> int:
 
 
 def is_sampled(identity: bytes, limit: int) -> bool:
-    """True if the journal records the request with this identity (24 octets).
+    """True if the journal records the request with this identity (24 bytes).
 
     A checksum spreads the numbers of one client evenly: of any 256 in a row it takes the same share.
     """

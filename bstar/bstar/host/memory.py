@@ -36,7 +36,7 @@ _FILE_BYTES_MAX = 1 << 14
 class MemoryLimit(msgspec.Struct, frozen=True):
     """A limit, who sets it, and which field of ``/proc/self/statm`` counts against it."""
 
-    octets: int
+    size_bytes: int
     where: str
     field: int
 
@@ -84,28 +84,30 @@ class Memory(Closing):
 
     def limits(self) -> list[MemoryLimit]:
         """All limits; the machine's own memory is always one."""
-        found = [MemoryLimit(octets, f"control group, {path}", 1) for path, octets in self._group_limits()]
+        found = [
+            MemoryLimit(size_bytes, f"control group, {path}", 1) for path, size_bytes in self._group_limits()
+        ]
         for kind, name, field in (
             (resource.RLIMIT_AS, "RLIMIT_AS, address space", 0),
             (resource.RLIMIT_DATA, "RLIMIT_DATA, data", 5),
         ):
-            octets, _ = resource.getrlimit(kind)
-            if octets != resource.RLIM_INFINITY:
-                found.append(MemoryLimit(octets, name, field))
+            size_bytes, _ = resource.getrlimit(kind)
+            if size_bytes != resource.RLIM_INFINITY:
+                found.append(MemoryLimit(size_bytes, name, field))
         found.append(MemoryLimit(self._machine_bytes, "the machine's memory", 1))
         return found
 
     def least(self) -> MemoryLimit:
         """The limit that leaves least."""
         fields = self._fields()
-        return min(self.limits(), key=lambda limit: limit.octets - _used(fields, limit))
+        return min(self.limits(), key=lambda limit: limit.size_bytes - _used(fields, limit))
 
     def left(self) -> int | None:
-        """How many octets are left, below 0 if it is too late; None if the system does not tell."""
+        """How many bytes are left, below 0 if it is too late; None if the system does not tell."""
         fields = self._fields()
         if not fields:
             return None
-        return min(int(limit.octets * (1 - RESERVE)) - _used(fields, limit) for limit in self.limits())
+        return min(int(limit.size_bytes * (1 - RESERVE)) - _used(fields, limit) for limit in self.limits())
 
     def close(self) -> None:
         """Close the kernel's files; a later question opens them again."""
@@ -160,12 +162,12 @@ def give_back() -> None:
         trim(0)
 
 
-def return_large(octets: int) -> None:
-    """From now on return each freed block of so many octets to the system at once (mallopt(3)).
+def return_large(size_bytes: int) -> None:
+    """From now on return each freed block of so many bytes to the system at once (mallopt(3)).
 
     By itself glibc does so only until the first such block was freed. Then blocks of up to 32 MiB stay in its
     heaps, count as used, and are of no use to other threads. It costs the page faults of each such block.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, octets)
+        mallopt(_M_MMAP_THRESHOLD, size_bytes)

@@ -29,7 +29,7 @@ class JournalCounters(msgspec.Struct):
     """Since the journal was opened. ``dropped`` includes ``dropped_requests``."""
 
     records: int = 0
-    octets: int = 0
+    size_bytes: int = 0
     segments: int = 0
     dropped: int = 0
     dropped_requests: int = 0

@@ -99,7 +99,7 @@ class Journal:
         }
 
     def is_sampled(self, identity: bytes) -> bool:
-        """True if the journal records the request with this identity (24 octets)."""
+        """True if the journal records the request with this identity (24 bytes)."""
         return is_sampled(identity, self.limit)
 
     def turn(self) -> None:

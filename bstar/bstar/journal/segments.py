@@ -94,7 +94,7 @@ class Disk:
         return os.open(path, flags | os.O_CLOEXEC, 0o644)
 
     def write(self, descriptor: int, data: bytes | memoryview) -> int:
-        """Write; returns how many octets it took."""
+        """Write; returns how many bytes it took."""
         return os.write(descriptor, data)
 
     def rename(self, old: Path, new: Path) -> None:
@@ -103,7 +103,7 @@ class Disk:
 
 
 class Segment:
-    """An open file with its lock. ``size`` counts octets, ``lines`` whole lines."""
+    """An open file with its lock. ``size`` counts bytes, ``lines`` whole lines."""
 
     def __init__(self, path: Path, descriptor: int, disk: Disk) -> None:
         self.path = path
@@ -114,7 +114,7 @@ class Segment:
         self.lines = 0
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write; returns how many octets went out, maybe not all. OSError if none could."""
+        """Write; returns how many bytes went out, maybe not all. OSError if none could."""
         count = self._disk.write(self.descriptor, data)
         self.size += count
         return count
@@ -137,7 +137,7 @@ class Pruned(msgspec.Struct, frozen=True):
     """The files that retention removed."""
 
     files: int
-    octets: int
+    size_bytes: int
     newest: str
 
 
@@ -145,7 +145,7 @@ class _Sealed(msgspec.Struct, frozen=True):
     """A closed file for retention."""
 
     path: Path
-    octets: int
+    size_bytes: int
     written_s: float
 
     @classmethod
@@ -261,8 +261,8 @@ class Folder:
         if self._sealed is None or self._prunes % _LOOKS_EVERY == 0:
             self._sealed = deque(self._find_sealed())
         self._prunes += 1
-        total = sum(sealed.octets for sealed in self._sealed)
-        files = octets = 0
+        total = sum(sealed.size_bytes for sealed in self._sealed)
+        files = size_bytes = 0
         newest = ""
         while self._sealed:
             oldest = self._sealed[0]
@@ -271,11 +271,11 @@ class Folder:
                 break
             oldest.path.unlink(missing_ok=True)
             self._sealed.popleft()
-            total -= oldest.octets
+            total -= oldest.size_bytes
             files += 1
-            octets += oldest.octets
+            size_bytes += oldest.size_bytes
             newest = oldest.path.name
-        return Pruned(files, octets, newest) if files else None
+        return Pruned(files, size_bytes, newest) if files else None
 
     def _find_sealed(self) -> Iterator[_Sealed]:
         """All of this pair and node, in the order in which they were begun."""

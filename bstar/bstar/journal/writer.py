@@ -145,9 +145,9 @@ class Upkeep:
             return
         if pruned is not None:
             _log.info(
-                "journal: removed %d closed files (%d octets) up to %s, as keep_bytes and keep_days say",
+                "journal: removed %d closed files (%d bytes) up to %s, as keep_bytes and keep_days say",
                 pruned.files,
-                pruned.octets,
+                pruned.size_bytes,
                 pruned.newest,
             )
 
@@ -301,7 +301,7 @@ class Writer:
         while self._pending:
             assert self.segment is not None
             count = self.segment.write(self._pending)
-            self._counters.octets += count
+            self._counters.size_bytes += count
             self._pending = self._pending[count:]
         if self._pending_lines:
             assert self.segment is not None

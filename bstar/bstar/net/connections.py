@@ -24,7 +24,7 @@ _MEMINFO = struct.Struct("=9I")
 # Classic BPF (<linux/bpf_common.h>, <linux/filter.h>): code, steps to jump if true and if false, number.
 _STEP = struct.Struct("=HBBI")
 _LOAD, _LOAD_OCTET, _AND, _JUMP, _IF_EQUAL = 0x20, 0x30, 0x54, 0x05, 0x15
-# SKF_NET_OFF: from here on numbers count the octets of the IP header.
+# SKF_NET_OFF: from here on numbers count the bytes of the IP header.
 _IP = 0xFFF0_0000
 # Return 0, which drops the packet, or more than any packet has.
 _DROP = _STEP.pack(0x06, 0, 0, 0)
@@ -97,7 +97,7 @@ def peer_of(descriptor: int) -> Peer | None:
 
 
 def network_of(address: str) -> bytes | None:
-    """The octets by which an address is held off: an IPv4 address, or the first half of an IPv6 one, which
+    """The bytes by which an address is held off: an IPv4 address, or the first half of an IPv6 one, which
     one host has for itself. None if it is neither.
     """
     try:
@@ -152,7 +152,7 @@ class ListenerFilter:
             return
         networks = sorted(self._networks)
         while not self._attach(_DROP if self._holders else _program(networks)) and networks:
-            # The kernel has less room for steps (net.core.optmem_max); older kernels have 20,480 octets.
+            # The kernel has less room for steps (net.core.optmem_max); older kernels have 20,480 bytes.
             del networks[len(networks) // 2 :]
 
     def _attach(self, steps: bytes) -> bool:

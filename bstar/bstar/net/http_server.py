@@ -43,7 +43,7 @@ REQUEST_BYTES_MAX = 16 * 1024
 STREAMS_MAX = 8
 # Then its reader connects again.
 STREAM_S_MAX = 600.0
-# What a reader may be behind: octets in the kernel, and the time for which they are not taken.
+# What a reader may be behind: bytes in the kernel, and the time for which they are not taken.
 _STREAM_BUFFER_BYTES = 64 * 1024
 STREAM_BEHIND_S_MAX = 5.0
 # How long the server lets its threads end.
@@ -75,7 +75,7 @@ def said(status: HTTPStatus, why: str, **details: object) -> Page:
 
 
 class _BoundedReader:
-    """Lines of a request, until they have too many octets; the parser then answers 431."""
+    """Lines of a request, until they have too many bytes; the parser then answers 431."""
 
     def __init__(self, file: BufferedIOBase) -> None:
         self._file = file
@@ -83,7 +83,7 @@ class _BoundedReader:
 
     def readline(self, limit: int = -1) -> bytes:
         if self._left <= 0:
-            raise HTTPException(f"a request has at most {REQUEST_BYTES_MAX} octets")
+            raise HTTPException(f"a request has at most {REQUEST_BYTES_MAX} bytes")
         line = self._file.readline(min(limit if limit >= 0 else self._left, self._left))
         self._left -= len(line)
         return line

@@ -177,7 +177,7 @@ class _ThreadCalls:
 
 class _StopSignals:
     """A context for the main thread: SIGTERM and SIGINT call ``stop``, the second one ``end`` first. On exit
-    it restores the handlers. ``waker_fd`` gets an octet for each signal.
+    it restores the handlers. ``waker_fd`` gets a byte for each signal.
     """
 
     def __init__(self, stop: Callable[[], None], end: Callable[[], None], waker_fd: int) -> None:

@@ -107,7 +107,7 @@ def receive_routed(socket: "zmq.Socket[bytes]") -> list[bytes]:
 def receive_bodies(
     socket: "zmq.Socket[bytes]", look: Callable[[zmq.Frame], None] | None = None
 ) -> list[bytes]:
-    """As ``receive_routed``, but a frame of ``VIEW_BYTES_MIN`` octets or more is a read-only memoryview.
+    """As ``receive_routed``, but a frame of ``VIEW_BYTES_MIN`` bytes or more is a read-only memoryview.
 
     It is the memory that libzmq filled. A view compares, slices and is sent like bytes; for anything else use
     ``bytes(frame)``. ``NoMemoryError`` if a frame could not be copied; the rest of the message is read then,

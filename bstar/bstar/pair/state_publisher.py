@@ -4,7 +4,7 @@ A published Binary Star server subscribes to everything, and some of them end on
 subscriber's topic decides what it gets (``bstar.wire.peer``). The socket is in manual mode: this class reads
 each subscription and decides. Any other topic gets nothing.
 
-libzmq keeps some forty octets for each octet of a subscription, in any mode, until the connection ends. It
+libzmq keeps some forty bytes for each byte of a subscription, in any mode, until the connection ends. It
 keeps them before it shows them. So a connection that subscribes to more than a peer can need is closed. Each
 message carries the descriptor of its connection, and the monitor lists the descriptors of this socket. ZMTP
 before 3.0 has no such property: connections without a name share a bound.
@@ -30,13 +30,13 @@ from bstar.wire.peer import CODES, TOPIC, TOPICS_HEARD, PeerState, encode
 
 _log = logging.getLogger("bstar.pair")
 
-# A handshake of some dozens of octets is the longest message of a peer, and its topics have at most five.
+# A handshake of some dozens of bytes is the longest message of a peer, and its topics have at most five.
 _MESSAGE_BYTES_MAX = 256
 # CURVE shakes hands with longer ones (26/CURVEZMQ, INITIATE), before a subscription can come.
 _CURVE_BYTES_MAX = 1_024
 # With CURVE and room for one message libzmq never hands over a subscription.
 _CURVE_QUEUE_MESSAGES = 2
-# A peer subscribes to five topics, with ten octets in all.
+# A peer subscribes to five topics, with ten bytes in all.
 _CONNECTION_BYTES_MAX = 512
 # One peer and its observers. A newcomer replaces the oldest one that has subscribed to nothing, if there is
 # one; with keys those are strangers.
@@ -69,7 +69,7 @@ class StatePublisher:
     ) -> None:
         self._reactor = reactor
         self._on_subscribed = on_subscribed
-        # The octets that each open connection has subscribed to, the oldest connection first.
+        # The bytes that each open connection has subscribed to, the oldest connection first.
         self._connections: dict[int, int] = {}
         self._nameless_bytes = 0
         # True if libzmq may take a subscription for another connection's.
@@ -151,14 +151,14 @@ class StatePublisher:
 
     def _superfluous(self) -> int:
         """The oldest connection without a subscription, else the oldest: strangers go before peers."""
-        idle = (descriptor for descriptor, octets in self._connections.items() if not octets)
+        idle = (descriptor for descriptor, size_bytes in self._connections.items() if not size_bytes)
         return next(idle, next(iter(self._connections)))
 
     def _read(self, frame: zmq.Frame) -> bytes | None:
         """The topic of a new subscriber, if it gets the state."""
-        octets = frame.bytes
+        data = frame.bytes
         descriptor = _descriptor(frame)
-        kind, topic = octets[:1], octets[1:]
+        kind, topic = data[:1], data[1:]
         if kind == b"\x00":  # of the peer, or of libzmq for a connection that ended
             if not self._is_shifted:
                 self._apply(zmq.UNSUBSCRIBE, topic)
@@ -167,19 +167,19 @@ class StatePublisher:
             self._refuse(descriptor, "a subscriber sent a message that is no subscription")
         elif self._is_shifted:
             self._refuse(descriptor, "")
-        elif self._count(descriptor, len(octets)) > _CONNECTION_BYTES_MAX:
+        elif self._count(descriptor, len(data)) > _CONNECTION_BYTES_MAX:
             self._refuse(
-                descriptor, f"a subscriber asked for topics of more than {_CONNECTION_BYTES_MAX} octets"
+                descriptor, f"a subscriber asked for topics of more than {_CONNECTION_BYTES_MAX} bytes"
             )
         elif self._apply(zmq.SUBSCRIBE, topic):
             return topic
         return None
 
-    def _count(self, descriptor: int | None, octets: int) -> int:
+    def _count(self, descriptor: int | None, size_bytes: int) -> int:
         if descriptor is None:
-            self._nameless_bytes += octets
+            self._nameless_bytes += size_bytes
             return self._nameless_bytes
-        self._connections[descriptor] = total = self._connections.get(descriptor, 0) + octets
+        self._connections[descriptor] = total = self._connections.get(descriptor, 0) + size_bytes
         return total
 
     def _apply(self, option: zmq.SocketOption, topic: bytes) -> bool:
@@ -201,8 +201,8 @@ class StatePublisher:
             return
         # It is one of those without a known descriptor; nothing tells which.
         self._nameless_bytes = 0
-        for other, octets in list(self._connections.items()):
-            if not octets:
+        for other, size_bytes in list(self._connections.items()):
+            if not size_bytes:
                 self._hang_up(other, why)
 
     def _hang_up(self, descriptor: int, why: str) -> None:

@@ -28,7 +28,7 @@ def explained(setting: str) -> Iterator[None]:
 
 
 def read_small(path: str | os.PathLike[str], bytes_max: int) -> tuple[bytes, bool]:
-    """A file's octets, one more than ``bytes_max`` at most, and whether others than its owner may use it.
+    """A file's bytes, one more than ``bytes_max`` at most, and whether others than its owner may use it.
 
     Raises ConfigurationError if it cannot be read.
     """

@@ -22,7 +22,7 @@ _LINE = re.compile(r"(name|public|secret):[ \t]*(\S+)[ \t]*")
 
 
 class KeyPair(msgspec.Struct, frozen=True):
-    """A key by its name: both halves in Z85, 40 octets each."""
+    """A key by its name: both halves in Z85, 40 bytes each."""
 
     name: str
     public: bytes

@@ -67,7 +67,7 @@ class Quota(msgspec.Struct, frozen=True):
     """The bounds of one entry, for all its connections to one node together. None: no bound.
 
     ``messages_per_s`` counts messages of every kind, ``requests_per_s`` and ``bytes_per_s`` requests and the
-    octets of their bodies, ``outstanding`` requests that wait or execute.
+    bytes of their bodies, ``outstanding`` requests that wait or execute.
     """
 
     connections: int | None = None

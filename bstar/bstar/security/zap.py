@@ -44,7 +44,7 @@ _SHOWN_BYTES_MAX = 64
 class Doorkeeper:
     """Decides who may connect. ``refusals`` counts by reason; ``on_refused(reason, who, address)`` reports.
 
-    ``encode`` turns the 32 octets of a key into Z85. ``rules`` say who may enter each domain; nobody enters
+    ``encode`` turns the 32 bytes of a key into Z85. ``rules`` say who may enter each domain; nobody enters
     one without a rule. ``principals`` may be replaced at any time, and so may
     ``why_not(domain, principal)``, which says why a listed principal may open no more connections ("" if it
     may), and ``on_admitted(domain, address)``, which returns the connection's metadata.

@@ -48,7 +48,7 @@ def read_document(
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}") from error
     if len(content) > FILE_BYTES_MAX:
-        raise ConfigurationError(f"{path}: is larger than {FILE_BYTES_MAX} octets, which no configuration is")
+        raise ConfigurationError(f"{path}: is larger than {FILE_BYTES_MAX} bytes, which no configuration is")
     lines: dict[str, int] = {}
     try:
         loader = Loader(content)

@@ -248,7 +248,7 @@ CONDITIONS = (
         Condition(
             (path,),
             partial(_is_no_service, path, prefixes),
-            f"is no name of a worker's service: it has at most {SERVICE_BYTES_MAX} octets and begins with "
+            f"is no name of a worker's service: it has at most {SERVICE_BYTES_MAX} bytes and begins with "
             f"none of {', '.join(prefixes)}",
         )
         for path, prefixes in (

@@ -17,7 +17,7 @@ import msgspec
 
 from bstar.wire.arbiter import Answer, Question
 
-# The bound of the table: a stranger may invent pairs, and a record has about 300 octets.
+# The bound of the table: a stranger may invent pairs, and a record has about 300 bytes.
 PAIRS_MAX = 10_000
 
 # How often it removes ballots that ran out, for the log and to make room.

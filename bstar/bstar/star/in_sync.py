@@ -16,7 +16,7 @@ import msgspec
 from bstar.star.arbiter import Reply, TableFull
 from bstar.wire.arbiter import Answer, Question, Role, SetAnswer, SetClaim
 
-# The bound of the table: a stranger may invent stores, and a set has about 300 octets.
+# The bound of the table: a stranger may invent stores, and a set has about 300 bytes.
 STORES_MAX = 10_000
 
 

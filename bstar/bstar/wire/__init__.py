@@ -1,13 +1,13 @@
 """Frames to messages and back, for every dialect that a broker serves on its one ROUTER socket.
 
 Pure: no socket, no clock. ``decode`` reads what a broker receives. It chooses the dialect by the first frames
-and returns a neutral message. It raises RemoteProtocolError and nothing else, whatever the octets are.
+and returns a neutral message. It raises RemoteProtocolError and nothing else, whatever the bytes are.
 
     [id] [MDPC02 | MDPW02] …               MDP/0.2
     [id] [] [MDPC01 | MDPW01] …            MDP/0.1
     [id] [] [MDPC02 | MDPW02] …            MDP/0.2 from a peer that puts an empty frame first; answered alike
     [id] [frames…] [] [MDPC01 | MDPC02] …  the same from a client with an envelope of its own (REQ_CORRELATE)
-    [id] [B5 01 …] …                       the native dialect, whose header has 41 octets at least
+    [id] [B5 01 …] …                       the native dialect, whose header has 41 bytes at least
 
 The frames of each message decide, as PROTOCOLS advises for interoperable brokers: a socket that was a client
 may be a worker next.
@@ -58,7 +58,7 @@ def decode(
     if first == _MDP02_WORKER:
         return _decode_mdp02_worker(frames, 1, _NO_ENVELOPE)
     # A first frame that is shorter than a native header is one of MDP or belongs to an envelope, even if it
-    # begins B5 01: REQ_CORRELATE's request ids count through every value of 4 octets.
+    # begins B5 01: REQ_CORRELATE's request ids count through every value of 4 bytes.
     if len(first) >= _NATIVE_BYTES and first[:2] == _NATIVE_MAGIC:
         return _decode_native(frames)
     return _decode_enveloped(frames)
@@ -78,7 +78,7 @@ def _decode_large(frames: Frames, message_bytes_max: int) -> FromPeer:
         # A request that is too large is answered; a reply that is ends its worker, as a single one does.
         if type(message) is not Finals or max(message.lengths) <= message_bytes_max:
             return message
-    raise RemoteProtocolError("size", f"the message has more than {message_bytes_max} octets")
+    raise RemoteProtocolError("size", f"the message has more than {message_bytes_max} bytes")
 
 
 def _decode_enveloped(frames: Frames) -> FromPeer:

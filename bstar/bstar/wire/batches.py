@@ -1,13 +1,13 @@
 """The rows of a batch: many messages of one command and one client, in one table and one blob.
 
-A message costs time per message and per frame, not per octet. So requests that leave at the same moment for
+A message costs time per message and per frame, not per byte. So requests that leave at the same moment for
 one peer travel together, and so do replies (docs/protocol/native.md, section 3.8). The table has one row of
 fixed width per message, the blob their bodies, one behind the other:
 
-    REQUESTS  [header 0E] [number, time to live, length]… [body body …]      16 octets a row
-    FINALS    [header 0F] [number, length]… [body body …]                    12 octets a row
+    REQUESTS  [header 0E] [number, time to live, length]… [body body …]      16 bytes a row
+    FINALS    [header 0F] [number, length]… [body body …]                    12 bytes a row
 
-The highest bit of a length in REQUESTS marks a row with extensions. In the blob their length (2 octets) and
+The highest bit of a length in REQUESTS marks a row with extensions. In the blob their length (2 bytes) and
 they themselves stand before its body.
 
 A reader gets columns, not messages: a broker that passes a batch on makes no objects of its rows. It checks
@@ -51,11 +51,12 @@ def pack_requests(
     if extensions is None:
         return [b"".join(map(_REQUEST_ROW.pack, numbers, ttls_ms, map(len, bodies))), b"".join(bodies)]
     parts = [
-        len(octets).to_bytes(2, "big") + octets + body if octets else body
-        for octets, body in zip(extensions, bodies, strict=True)
+        len(extension).to_bytes(2, "big") + extension + body if extension else body
+        for extension, body in zip(extensions, bodies, strict=True)
     ]
     lengths = [
-        len(part) | _EXTENDED if octets else len(part) for octets, part in zip(extensions, parts, strict=True)
+        len(part) | _EXTENDED if extension else len(part)
+        for extension, part in zip(extensions, parts, strict=True)
     ]
     return [b"".join(map(_REQUEST_ROW.pack, numbers, ttls_ms, lengths)), b"".join(parts)]
 
@@ -95,7 +96,7 @@ def final_rows(frames: list[bytes], at: int) -> tuple[Column, Column]:
 
 
 def bodies_of(blob: bytes, lengths: Column, begin: int = 0) -> list[bytes]:
-    """The bodies in a blob whose lengths have been checked; the first of them begins at octet ``begin``."""
+    """The bodies in a blob whose lengths have been checked; the first of them begins at byte ``begin``."""
     bounds = list(accumulate(lengths, initial=begin))
     return list(map(blob.__getitem__, map(slice, bounds, bounds[1:])))
 
@@ -129,9 +130,7 @@ def _table(frames: list[bytes], at: int, row_bytes: int) -> bytes:
     if rest or not 0 < rows <= BATCH_ROWS_MAX:
         raise RemoteProtocolError("batch-table", f"a batch has 1 to {BATCH_ROWS_MAX} whole rows")
     if len(frames[at + 1]) > BATCH_BYTES_MAX:
-        raise RemoteProtocolError(
-            "batch-blob", f"the bodies of a batch have at most {BATCH_BYTES_MAX} octets"
-        )
+        raise RemoteProtocolError("batch-blob", f"the bodies of a batch have at most {BATCH_BYTES_MAX} bytes")
     return table
 
 

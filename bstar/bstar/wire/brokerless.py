@@ -5,7 +5,7 @@
     Freelance model 3 (10/FLP)        request [control] [body…]         reply [control] [body…]
                                       ping    ["PING"]                  pong  ["PONG"]
 
-A sequence is a decimal number in ASCII. A control frame is the client's own, 0 octets or more. Every body has
+A sequence is a decimal number in ASCII. A control frame is the client's own, 0 bytes or more. Every body has
 one frame or more. Sources: zguide chapter 4; 10/FLP.
 """
 

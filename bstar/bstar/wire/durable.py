@@ -12,7 +12,7 @@ of every request. Each body is one frame, a MessagePack array; ``Service`` names
     store.retry   id          answer: [Standing]          let a dead letter run again, with no failed attempts
     store.list    Filter      answer: [Listing]           the requests of a filter, a page at a time
 
-An id has 16 octets: 6 of Unix milliseconds and 10 random ones, or a hash of service and key. The client makes
+An id has 16 bytes: 6 of Unix milliseconds and 10 random ones, or a hash of service and key. The client makes
 it, so a submit whose answer was lost is sent again as the same one. Docs: docs/durable.md.
 """
 
@@ -209,7 +209,7 @@ def decode(frame: bytes, kind: type[T]) -> T:
 
 
 def new_id(now_ms: int, random: bytes) -> bytes:
-    """An id: ids made later are greater, so stores append; ``random`` (10 octets) makes it unguessable."""
+    """An id: ids made later are greater, so stores append; ``random`` (10 bytes) makes it unguessable."""
     return now_ms.to_bytes(6, "big") + random
 
 
@@ -221,6 +221,6 @@ def run_id(schedule: bytes, at_ms: int) -> bytes:
 def keyed_id(service: bytes, key: bytes) -> bytes:
     """The id of the request to ``service`` with this key, whoever submits it.
 
-    BLAKE2b of 16 octets over the service's length (1 octet), its name and the key.
+    BLAKE2b of 16 bytes over the service's length (1 byte), its name and the key.
     """
     return blake2b(len(service).to_bytes(1, "big") + service + key, digest_size=ID_BYTES).digest()

@@ -26,7 +26,7 @@ gives equal frames, except for the order of headers, spaces in JSON, and argumen
 
     A publication has the frames ``[topic] [message]`` and no header.
 
-``msgid`` is opaque octets, UTF-8 like every frame (EMQ-R-02): the published router decodes each of them.
+``msgid`` is opaque bytes, UTF-8 like every frame (EMQ-R-02): the published router decodes each of them.
 ``Wire`` says whose side to take where specification and published program disagree:
 
     PUBLISHED (default)                          SPECIFICATION
@@ -105,7 +105,7 @@ __all__ = [
 Frames = list[bytes]
 
 VERSION = b"eMQP/1.0"
-# A uuid has 36 octets. It is a key of tables, so it stays short.
+# A uuid has 36 bytes. It is a key of tables, so it stays short.
 MSGID_BYTES_MAX = 255
 # The longest message has nine frames with an empty one, a command and five arguments.
 FRAMES_MAX = 16
@@ -147,16 +147,14 @@ def decode(
             "frames", f"a message has 4 to {FRAMES_MAX} frames, this one {max(count, 0)}"
         )
     if sum(map(len, frames)) > message_bytes_max:
-        raise RemoteProtocolError("size", f"the message has more than {message_bytes_max} octets")
+        raise RemoteProtocolError("size", f"the message has more than {message_bytes_max} bytes")
     if frames[at]:
         raise RemoteProtocolError("delimiter", f"the first frame is not empty: {frames[at][:16]!r}")
     if frames[at + 1] != VERSION:
         raise RemoteProtocolError("version", f"the second frame is not {VERSION!r}: {frames[at + 1][:16]!r}")
     command, msgid, arguments = frames[at + 2], frames[at + 3], frames[at + 4 :]
     if not 1 <= len(msgid) <= MSGID_BYTES_MAX:
-        raise RemoteProtocolError(
-            "msgid", f"a msgid has 1 to {MSGID_BYTES_MAX} octets, this one {len(msgid)}"
-        )
+        raise RemoteProtocolError("msgid", f"a msgid has 1 to {MSGID_BYTES_MAX} bytes, this one {len(msgid)}")
     for frame in frames[at + 3 :]:
         _text(frame)
     if (bare := _BARE.get(command)) is not None:
@@ -197,7 +195,7 @@ def queue_trouble(name: str) -> str | None:
     if 1 <= size <= SERVICE_BYTES_MAX:
         return None
     text = "it is empty" if not size else f'"{name[:16]}…" has {size}'
-    return f"a queue's name has 1 to {SERVICE_BYTES_MAX} octets: {text}"
+    return f"a queue's name has 1 to {SERVICE_BYTES_MAX} bytes: {text}"
 
 
 # Readers: msgid and arguments to a struct ---------------------------------------------------------------
@@ -212,7 +210,7 @@ def _text(frame: bytes) -> str:
 
 def _short(frame: bytes, name: str, bytes_max: int) -> str:
     if len(frame) > bytes_max:
-        raise RemoteProtocolError("arguments", f"the {name} has more than {bytes_max} octets")
+        raise RemoteProtocolError("arguments", f"the {name} has more than {bytes_max} bytes")
     return _text(frame)
 
 
@@ -243,7 +241,7 @@ def _read_inform(msgid: bytes, arguments: Sequence[bytes], wire: Wire) -> Inform
     if len(queues) > QUEUES_MAX:
         raise RemoteProtocolError("queues", f"{len(queues)} queues are more than {QUEUES_MAX}")
     if any(len(queue.name.encode()) > SERVICE_BYTES_MAX for queue in queues):
-        raise RemoteProtocolError("queues", f"a queue's name has more than {SERVICE_BYTES_MAX} octets")
+        raise RemoteProtocolError("queues", f"a queue's name has more than {SERVICE_BYTES_MAX} bytes")
     return Inform(msgid, _KINDS[kind], queues)
 
 

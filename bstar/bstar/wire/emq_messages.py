@@ -56,7 +56,7 @@ class Ready(msgspec.Struct, frozen=True, gc=False):
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
-    """A job for ``queue``; ``message`` is its JSON, as octets. The router forwards it as it is."""
+    """A job for ``queue``; ``message`` is its JSON, as bytes. The router forwards it as it is."""
 
     msgid: bytes
     queue: str

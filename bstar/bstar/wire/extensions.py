@@ -1,15 +1,15 @@
 """Extensions of a native header: the headers of a request, and the attempt of a durable one.
 
-An extension is ``type (1 octet), length (2 octets), value`` (docs/protocol/native.md, section 4). The broker
+An extension is ``type (1 byte), length (2 bytes), value`` (docs/protocol/native.md, section 4). The broker
 passes them on unread. A *header* is a name and a text beside the body of a request (BSN-G-19). Names of W3C
 Trace Context have types of their own; every other header has its name in the value:
 
-    01 length traceparent         03 length [length of the name (1 octet)] [name] [text]
+    01 length traceparent         03 length [length of the name (1 byte)] [name] [text]
     02 length tracestate          04 0004 milliseconds: how long the node has had the request
 
 READY has one that tells of the worker's process (BSN-W-18):
 
-    05 length [pid (4 octets)] [length of the host's name (1 octet)] [host] [version]
+    05 length [pid (4 bytes)] [length of the host's name (1 byte)] [host] [version]
 """
 
 import re
@@ -52,13 +52,13 @@ def headers_extensions(headers: Mapping[str, str]) -> bytes:
         raise TypeError(f"headers are a mapping of names to texts, not {type(headers).__name__}")
     if len(headers) > HEADERS_MAX:
         raise LocalProtocolError(f"a request has at most {HEADERS_MAX} headers, not {len(headers)}")
-    octets = b"".join(_packed(name, text) for name, text in headers.items())
-    if len(octets) > HEADERS_BYTES_MAX:
+    data = b"".join(_packed(name, text) for name, text in headers.items())
+    if len(data) > HEADERS_BYTES_MAX:
         raise LocalProtocolError(
-            f"the headers of a request have at most {HEADERS_BYTES_MAX} octets, not {len(octets)}: put large "
+            f"the headers of a request have at most {HEADERS_BYTES_MAX} bytes, not {len(data)}: put large "
             "values into the body"
         )
-    return octets
+    return data
 
 
 def headers_of(extensions: bytes) -> Mapping[str, str]:
@@ -76,14 +76,14 @@ def headers_of(extensions: bytes) -> Mapping[str, str]:
             continue
         if _NAME.fullmatch(name) is None:
             raise RemoteProtocolError(
-                "header", f"the name of a header is 1 to {HEADER_NAME_BYTES_MAX} octets of visible ASCII"
+                "header", f"the name of a header is 1 to {HEADER_NAME_BYTES_MAX} bytes of visible ASCII"
             )
         if name in headers:
             raise RemoteProtocolError("header", f"header {name} stands twice")
         size += 3 + len(value)
         if len(headers) == HEADERS_MAX or size > HEADERS_BYTES_MAX:
             raise RemoteProtocolError(
-                "header", f"there are more than {HEADERS_MAX} headers or {HEADERS_BYTES_MAX} octets of them"
+                "header", f"there are more than {HEADERS_MAX} headers or {HEADERS_BYTES_MAX} bytes of them"
             )
         try:
             headers[name] = text.decode()
@@ -170,6 +170,6 @@ def _packed(name: object, text: object) -> bytes:
         kind, value = _HEADER, bytes([len(name)]) + name.encode() + value
     if len(value) > HEADERS_BYTES_MAX:
         raise LocalProtocolError(
-            f"header {name} has more than {HEADERS_BYTES_MAX} octets: put it into the body"
+            f"header {name} has more than {HEADERS_BYTES_MAX} bytes: put it into the body"
         )
     return struct.pack(">BH", kind, len(value)) + value

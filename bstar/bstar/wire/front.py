@@ -69,7 +69,7 @@ def _frames(to: bytes, envelope: Envelope, body: Frames, verb: Verb, **fields: A
     return [to, _encode(order), *envelope, *body]
 
 
-# libzmq lets no peer choose a routing id that begins with a zero, and the ids it makes have 5 octets. So no
+# libzmq lets no peer choose a routing id that begins with a zero, and the ids it makes have 5 bytes. So no
 # peer of the broker's own socket can have such a name.
 _PREFIX = b"\0front "
 

@@ -1,11 +1,11 @@
 """The bounds of what bstar reads and writes, in one place, each with its reason."""
 
-# Wire text, not code: a name is copied into metrics, logs and listings, so it stays short. One length octet
+# Wire text, not code: a name is copied into metrics, logs and listings, so it stays short. One length byte
 # in the native header carries it.
 SERVICE_BYTES_MAX = 255
 
-# The default of the configurable limit on the frames of one message. Each costs an object of some 50 octets,
-# so it bounds what a message of tiny frames takes beyond its octets: 4 MiB.
+# The default of the configurable limit on the frames of one message. Each costs an object of some 50 bytes,
+# so it bounds what a message of tiny frames takes beyond its bytes: 4 MiB.
 FRAMES_MAX = 65_536
 
 # Frames that a client may put before the empty delimiter (REQ_CORRELATE puts one, a chain of proxies a few).
@@ -24,7 +24,7 @@ HEADER_NAME_BYTES_MAX = 128
 # All of them as extensions; the rest of the room is for what the broker adds.
 HEADERS_BYTES_MAX = 8_000
 
-# What a worker tells of its process goes into listings: a host's name (Linux has 64 octets), a release.
+# What a worker tells of its process goes into listings: a host's name (Linux has 64 bytes), a release.
 HOST_BYTES_MAX = 64
 VERSION_BYTES_MAX = 32
 
@@ -37,10 +37,10 @@ DECLINED_DATA_BYTES_MAX = 65_536
 # Rows of one batch. Each has a thousandth of a message's cost; more would only make the last ones wait.
 BATCH_ROWS_MAX = 1_024
 
-# Octets of all bodies in one batch. Larger bodies gain nothing by travelling together.
+# Bytes of all bodies in one batch. Larger bodies gain nothing by travelling together.
 BATCH_BYTES_MAX = 1 << 20
 
-# A larger body is sent alone: a batch saves the cost of a message, and nothing of the cost of its octets.
+# A larger body is sent alone: a batch saves the cost of a message, and nothing of the cost of its bytes.
 BATCHED_BODY_BYTES_MAX = 16_384
 
 # Turns in a row of clients that had nothing waiting, in a queue of the broker or of a worker. Then one of the
@@ -50,7 +50,7 @@ FRESH_IN_A_ROW_MAX = 15
 # Requests that one worker may hold at once.
 CREDIT_MAX = 65_535
 
-# The largest time to live that its field of 4 octets holds: 49 days.
+# The largest time to live that its field of 4 bytes holds: 49 days.
 TTL_MS_MAX = 0xFFFF_FFFF
 
 # Seconds between heartbeats. Below 10 ms the scheduler of an ordinary machine is louder; above 30 s nobody

@@ -33,7 +33,7 @@ _HEX = b"hex:"
 # An address of libzmq has 255 bytes at most.
 _HEX_BYTES_MAX = len(_HEX) + 2 * 255
 # How many addresses are kept in both forms, in 1 MiB. Each message of a worker has one, and nearly all of
-# libzmq's begin with a zero octet.
+# libzmq's begin with a zero byte.
 _ADDRESSES_MAX = 4_096
 
 
@@ -98,7 +98,7 @@ class Mdp:
             raise RemoteProtocolError("client-command", text)
         service = frames[at + 1]
         if not 0 < len(service) <= SERVICE_BYTES_MAX:
-            raise RemoteProtocolError("service-name", f"a service name has 1 to {SERVICE_BYTES_MAX} octets")
+            raise RemoteProtocolError("service-name", f"a service name has 1 to {SERVICE_BYTES_MAX} bytes")
         return Request(frames[0], self.dialect, envelope, service, frames[at + 2 :])
 
     def decode_worker(self, frames: Frames, at: int, envelope: Envelope) -> FromPeer:
@@ -130,7 +130,7 @@ class Mdp:
                 raise _invalid("worker-frames", f"READY is {self._shape(self.worker, command)} [service]")
             service = frames[at + 2]
             if not 0 < len(service) <= SERVICE_BYTES_MAX:
-                raise _invalid("service-name", f"a service name has 1 to {SERVICE_BYTES_MAX} octets")
+                raise _invalid("service-name", f"a service name has 1 to {SERVICE_BYTES_MAX} bytes")
             return Ready(frames[0], self.dialect, envelope, service)
         if command not in (self._w_heartbeat, self._w_disconnect):
             raise _invalid("worker-command", f"no command of a worker: {command[:8]!r}")
@@ -158,7 +158,7 @@ class Mdp:
         epoch: int,
         is_redelivered: bool,
     ) -> Frames:
-        """REQUEST to a worker; it names the client by its routing id, as text if that has a zero octet."""
+        """REQUEST to a worker; it names the client by its routing id, as text if that has a zero byte."""
         return [to, *envelope, self.worker, self._w_request, _written(request.sender), b"", *request.body]
 
     def welcome(
@@ -265,7 +265,7 @@ class Mdp:
 def _written(client: bytes) -> bytes:
     """The client's address as a REQUEST has it.
 
-    The guide's C++ worker keeps it as a C string: a zero octet would cut it short, one in front would end the
+    The guide's C++ worker keeps it as a C string: a zero byte would cut it short, one in front would end the
     worker. So an address with one is written in digits, and so is one that would be read as digits.
     """
     return _HEX + client.hex().encode() if 0 in client or client.startswith(_HEX) else client
@@ -297,7 +297,7 @@ def _invalid(reason: str, text: str) -> RemoteProtocolError:
 def check_service(service: bytes) -> None:
     """A name that we are asked to send must be one that a broker takes."""
     if not 0 < len(service) <= SERVICE_BYTES_MAX:
-        raise LocalProtocolError(f"a service name has 1 to {SERVICE_BYTES_MAX} octets, not {len(service)}")
+        raise LocalProtocolError(f"a service name has 1 to {SERVICE_BYTES_MAX} bytes, not {len(service)}")
 
 
 def check_body(body: Frames) -> None:

@@ -1,7 +1,7 @@
 """Neutral messages: the messages of a broker's peers, independent of the dialect.
 
 The codecs beside this module turn frames into these and back. A body is the list of frames as it came: no
-code looks into it or copies it. ``sender`` is the ROUTER's routing id, opaque octets. ``envelope`` holds the
+code looks into it or copies it. ``sender`` is the ROUTER's routing id, opaque bytes. ``envelope`` holds the
 frames between the routing id and the header, delimiter included. A reply carries the same ones, so it fits
 REQ clients and peers with a leading empty frame.
 """
@@ -69,7 +69,7 @@ class Request(msgspec.Struct, gc=False):
     """A client asks for work. ``identity`` is empty for dialects without request numbers.
 
     ``ttl_ms`` is how long the client still waits (0: unknown). ``extensions`` are the native header's
-    extension octets, passed on unread. ``is_repeated``: an earlier attempt, here or at the other node, may
+    extension bytes, passed on unread. ``is_repeated``: an earlier attempt, here or at the other node, may
     have been executed. ``is_urgent``: it goes before requests that are not urgent. ``is_once``: it is
     dispatched at most once. ``is_whole``: its client drops the PARTIALs of a lost execution, so the broker
     may redeliver it after some PARTIALs.

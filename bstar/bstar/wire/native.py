@@ -3,13 +3,13 @@
 The specification is docs/protocol/native.md. A message is ``[header] [body…]``. Every header has the same
 fixed part, so that one unpack reads it:
 
-    octet 0      magic B5            octet 2      command            octets 28-35  epoch
-    octet 1      version 01          octet 3      flags              octets 36-39  value, per command
-                                     octets 4-27  identity           octet 40      length of the service name
-    then the service name, then extensions (type, 2-octet length, value) up to the end of the frame.
+    byte 0      magic B5            byte 2      command            bytes 28-35  epoch
+    byte 1      version 01          byte 3      flags              bytes 36-39  value, per command
+    bytes 4-27  identity            byte 40     length of the service name
+    then the service name, then extensions (type, 2-byte length, value) up to the end of the frame.
 
-Numbers are big-endian. An identity is a client id (16 octets, random, one per client object) and a message
-number (8 octets). It comes back on every reply, and the same request has the same identity at every node and
+Numbers are big-endian. An identity is a client id (16 bytes, random, one per client object) and a message
+number (8 bytes). It comes back on every reply, and the same request has the same identity at every node and
 in every attempt. The identity of a request with a key is derived from service and key (BSN-G-14).
 
 Here are the frames, and what clients and workers read and write. The broker's side is ``native_broker``.
@@ -67,7 +67,7 @@ Fields = tuple[int, int, int, int, bytes, int, int, int]
 pack_header = _HEADER.pack
 unpack_header: Callable[[bytes], Fields] = _HEADER.unpack_from
 _STATUS = struct.Struct(">BBIIII")
-# The octet behind it, which nodes of earlier releases do not send.
+# The byte behind it, which nodes of earlier releases do not send.
 _FEATURE_BATCHES = 0x01
 _FEATURE_ONCE = 0x02
 _FEATURE_EXTENDED = 0x04
@@ -77,7 +77,7 @@ _STATES = range(1, 6)
 
 
 def identity(client_id: bytes, number: int) -> bytes:
-    """The 24 octets that name one request: 16 octets of client id, then its message number."""
+    """The 24 bytes that name one request: 16 bytes of client id, then its message number."""
     assert len(client_id) == IDENTITY_BYTES - 8
     return client_id + number.to_bytes(8, "big")
 
@@ -85,7 +85,7 @@ def identity(client_id: bytes, number: int) -> bytes:
 def keyed_identity(service: bytes, key: bytes) -> bytes:
     """The identity of every request to ``service`` with this key, of any client (BSN-G-14).
 
-    The first 24 octets of BLAKE2b over the service's length, its name and the key. The number's two highest
+    The first 24 bytes of BLAKE2b over the service's length, its name and the key. The number's two highest
     bits are 01: it cannot be a counted number, and fits into 63 bits.
     """
     digest = blake2b(len(service).to_bytes(1, "big") + service + key, digest_size=IDENTITY_BYTES).digest()
@@ -159,9 +159,7 @@ def decode(frames: Frames) -> Message:
         raise RemoteProtocolError("native-header", "a broker's message begins with B5 01")
     head = frames[0]
     if not HEADER_BYTES <= len(head) <= HEADER_BYTES_MAX:
-        raise RemoteProtocolError(
-            "native-header", f"a header has {HEADER_BYTES} to {HEADER_BYTES_MAX} octets"
-        )
+        raise RemoteProtocolError("native-header", f"a header has {HEADER_BYTES} to {HEADER_BYTES_MAX} bytes")
     _, _, command, flags, ident, epoch, value, service_size = unpack_header(head)
     end = HEADER_BYTES + service_size
     if end > len(head):
@@ -195,14 +193,14 @@ def encode_status(status: NodeStatus) -> bytes:
 
 
 def decode_status(message: Message) -> NodeStatus:
-    """The status frame of a PONG, NOT_ACTIVE or WELCOME. A newer node may send more octets."""
-    octets = message.body[0]
-    if len(octets) < _STATUS.size:
-        raise RemoteProtocolError("status", f"a status frame has {_STATUS.size} octets or more")
-    state, peer_state, peer_age_ms, retry_after_ms, heartbeat_ms, timeout_ms = _STATUS.unpack_from(octets)
+    """The status frame of a PONG, NOT_ACTIVE or WELCOME. A newer node may send more bytes."""
+    frame = message.body[0]
+    if len(frame) < _STATUS.size:
+        raise RemoteProtocolError("status", f"a status frame has {_STATUS.size} bytes or more")
+    state, peer_state, peer_age_ms, retry_after_ms, heartbeat_ms, timeout_ms = _STATUS.unpack_from(frame)
     if state not in _STATES or peer_state > 5 or not heartbeat_ms or not timeout_ms:
         raise RemoteProtocolError("status", "a state is 1 to 5, a peer's 0 to 5, and timings are not zero")
-    features = octets[_STATUS.size] if len(octets) > _STATUS.size else 0
+    features = frame[_STATUS.size] if len(frame) > _STATUS.size else 0
     return NodeStatus(
         state,
         message.epoch,
@@ -221,7 +219,7 @@ def decode_status(message: Message) -> NodeStatus:
 def decode_welcome(message: Message) -> Welcome:
     """WELCOME's status, heartbeat interval and expiry."""
     if len(message.body[1]) < 4:
-        raise RemoteProtocolError("welcome", "the expiry frame has 4 octets or more")
+        raise RemoteProtocolError("welcome", "the expiry frame has 4 bytes or more")
     expiry_ms = int.from_bytes(message.body[1][:4], "big")
     if not 0 < message.value <= expiry_ms:
         raise RemoteProtocolError(
@@ -312,7 +310,7 @@ def encode_ready(
 ) -> Frames:
     """``[header 09]`` with the service's name; ``credit`` is how many requests it takes at once.
 
-    ``keepalive`` is the routing id of the worker's keepalive, 24 octets, the first of them not zero.
+    ``keepalive`` is the routing id of the worker's keepalive, 24 bytes, the first of them not zero.
     ``extensions``: what it tells of its process.
     """
     check_service(service)

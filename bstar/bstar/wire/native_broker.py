@@ -48,7 +48,7 @@ def decode_peer(frames: Frames) -> FromPeer:
     size = len(head)
     if size < native.HEADER_BYTES or size > native.HEADER_BYTES_MAX:
         raise RemoteProtocolError(
-            "native-header", f"a header has {native.HEADER_BYTES} to {native.HEADER_BYTES_MAX} octets"
+            "native-header", f"a header has {native.HEADER_BYTES} to {native.HEADER_BYTES_MAX} bytes"
         )
     fields = native.unpack_header(head)
     _, _, command, flags, ident, epoch, value, service_size = fields
@@ -61,7 +61,7 @@ def decode_peer(frames: Frames) -> FromPeer:
         if len(frames) < 3:
             raise RemoteProtocolError("client-frames", "a REQUEST is [header] [body…]")
         if ident == native.NO_IDENTITY:
-            raise RemoteProtocolError("identity", "a REQUEST names itself; 24 zero octets name nothing")
+            raise RemoteProtocolError("identity", "a REQUEST names itself; 24 zero bytes name nothing")
         return Request(
             frames[0],
             3,
@@ -89,14 +89,14 @@ def decode_peer(frames: Frames) -> FromPeer:
 
 def _check_service(size: int) -> None:
     if not size:
-        raise RemoteProtocolError("service-name", f"a service name has 1 to {SERVICE_BYTES_MAX} octets")
+        raise RemoteProtocolError("service-name", f"a service name has 1 to {SERVICE_BYTES_MAX} bytes")
 
 
 def _read_requests(frames: Frames, fields: native.Fields, service: bytes) -> Requests:
     _, _, _, flags, ident, epoch, _, _ = fields
     _check_service(len(service))
     if ident[:16] == _NO_CLIENT:
-        raise RemoteProtocolError("identity", "a batch names its client; 16 zero octets name nobody")
+        raise RemoteProtocolError("identity", "a batch names its client; 16 zero bytes name nobody")
     numbers, ttls_ms, lengths, is_extended = request_rows(frames, 2)
     return Requests(
         frames[0],

@@ -9,14 +9,14 @@
     REQUEST          [] [address] [] [body…]            [address] [] [body…]
     REPLY            [] [address] [] [body…]            [address] [] [body…]
 
-The guide's programs in C, Python, Go, Java, Haskell and Haxe send the octets, those in C++, PHP, Lua, Tcl and
+The guide's programs in C, Python, Go, Java, Haskell and Haxe send the bytes, those in C++, PHP, Lua, Tcl and
 C# the words. A worker gets heartbeats in the form of its READY.
 
 The routing id stands before each. A REQ socket adds and strips the first empty frame. A client's envelope is
 what stands before that frame: REQ_CORRELATE's request id, or the addresses of proxies.
 
 The worker returns the address unchanged. It is the request's identity, so no reply can reach a client that
-did not ask for it. Neither protocol has a type frame: whole shapes are compared, and never a first octet (an
+did not ask for it. Neither protocol has a type frame: whole shapes are compared, and never a first byte (an
 address may begin with 01).
 """
 
@@ -31,7 +31,7 @@ HEARTBEAT = b"\x02"
 READY_WORD = b"READY"
 HEARTBEAT_WORD = b"HEARTBEAT"
 ADDRESS_BYTES = 24
-"""Octets of a request's identity."""
+"""Bytes of a request's identity."""
 
 SIMPLE: Envelope = (b"",)
 """What stands before each frame of a Simple Pirate worker's messages."""
@@ -72,7 +72,7 @@ def check_bounds(frames: Frames, message_bytes_max: int, frames_max: int) -> Non
         text = f"{len(frames)} frames are more than {frames_max} (limits.message_frames_max)"
         raise RemoteProtocolError("frames", text)
     if sum(map(len, frames)) > message_bytes_max:
-        text = f"the message has more than {message_bytes_max} octets (limits.message_bytes_max)"
+        text = f"the message has more than {message_bytes_max} bytes (limits.message_bytes_max)"
         raise RemoteProtocolError("size", text)
 
 

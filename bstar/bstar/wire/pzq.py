@@ -52,14 +52,14 @@ def not_stored(message_id: bytes, text: str) -> Frames:
 
 
 def key_of(request: bytes) -> bytes:
-    """The key of a request: ``request`` has 16 octets, and the first six are Unix milliseconds."""
+    """The key of a request: ``request`` has 16 bytes, and the first six are Unix milliseconds."""
     digits = request.hex()
     uuid = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
     return f"{1000 * int.from_bytes(request[:6], 'big')}|{uuid}".encode()
 
 
 def request_of(key: bytes) -> bytes:
-    """The 16 octets that a key names. RemoteProtocolError if it is no key of ``key_of``."""
+    """The 16 bytes that a key names. RemoteProtocolError if it is no key of ``key_of``."""
     digits = key.rpartition(b"|")[2]
     try:
         request = bytes.fromhex(digits.replace(b"-", b"").decode("ascii"))

@@ -55,7 +55,7 @@ QUEUE_FULL = Refusal(
 )
 BYTES_FULL = Refusal(
     "bytes-full",
-    "the queues hold too many octets",
+    "the queues hold too many bytes",
     "smaller bodies, or raise `limits.queue_bytes_max`",
     is_of_service=True,
 )
@@ -114,7 +114,7 @@ OUTSTANDING = Refusal(
 )
 RATE_LIMITED = Refusal(
     "rate-limited",
-    "its entry sends more requests or octets a second than its [bound](security.md#bounds) allows",
+    "its entry sends more requests or bytes a second than its [bound](security.md#bounds) allows",
     "send less, or raise `requests_per_s` or `bytes_per_s` of the entry",
 )
 NO_STORE = Refusal(

@@ -46,7 +46,7 @@ class _Load:
         "native"
     )
     size: Annotated[
-        str, typer.Option("--size", metavar="N,…", help="Octets of a body; each size is measured.")
+        str, typer.Option("--size", metavar="N,…", help="Bytes of a body; each size is measured.")
     ] = "16"
     window: Annotated[
         str,
@@ -309,7 +309,7 @@ def _check(cases: Sequence[Case], clients: int, sides: Sequence[Side], load: _Lo
         )
         refuse(
             case.size * case.window * clients > BYTES_IN_FLIGHT_MAX,
-            f"{clients} × {case.window} requests of {case.size} octets are more than 1 GiB in flight: "
+            f"{clients} × {case.window} requests of {case.size} bytes are more than 1 GiB in flight: "
             "use a smaller window",
         )
 

@@ -65,7 +65,7 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Case(msgspec.Struct, frozen=True):
-    """``size`` octets of body, ``window`` requests in flight per client."""
+    """``size`` bytes of body, ``window`` requests in flight per client."""
 
     size: int
     window: int

@@ -123,7 +123,7 @@ class Rounds:
         def on_progress(answered: int) -> None:
             elapsed_s = time.monotonic() - began_at
             part = answered / load.count if load.count is not None else elapsed_s / (load.seconds or 1)
-            text = f"{side.name}  {case.size} octets  window {case.window}  {answered / elapsed_s:,.0f}/s"
+            text = f"{side.name}  {case.size} bytes  window {case.window}  {answered / elapsed_s:,.0f}/s"
             show(share_done + share * min(1.0, part), text)
 
         before = cpu_of(side)

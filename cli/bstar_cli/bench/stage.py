@@ -69,10 +69,10 @@ class _Child:
     def lines(self) -> list[bytes]:
         """What it said since; raises BenchError if it has ended."""
         assert self.process.stdout is not None
-        octets = self.process.stdout.read()
-        if octets == b"":
+        data = self.process.stdout.read()
+        if data == b"":
             raise BenchError(f"{self.name} ended with {self.process.wait()}: {self._last_words()}", 1)
-        *lines, self._pending = (self._pending + (octets or b"")).split(b"\n")
+        *lines, self._pending = (self._pending + (data or b"")).split(b"\n")
         return lines
 
     def tell(self, message: ToClient) -> None:

@@ -136,7 +136,7 @@ class SparkOptions:
         if found is None:
             say("engine: Spark, because not all is in folders of this machine")
             return True
-        size, most = (f"{octets / 1e6:,.0f} MB" for octets in (found.octets, found.most))
+        size, most = (f"{size_bytes / 1e6:,.0f} MB" for size_bytes in (found.size_bytes, found.most))
         if found.is_small:
             say(f"engine: local, because {found.what} have {size}, and Spark is for more than {most}")
         else:

@@ -128,7 +128,7 @@ class AsyncFreelance(AsyncBrokerlessCalls, FreelanceBase):
 
     3: the server that has answered PING for longest; if it is lost, the next one. ``timeout`` (3 s) is for
     the request. Request and reply ``[control] [body…]``. A server's identity must be the endpoint that is
-    given here, octet for octet. The client pings a server that it has not heard for ``ping_interval_s``. A
+    given here, byte for byte. The client pings a server that it has not heard for ``ping_interval_s``. A
     server is lost if its connection breaks, or after ``server_expiry_s`` without a message. FLP-C-01..03.
 
     Servers must be idempotent. Models 2 and 3 have any number of requests under way, model 1 one.

@@ -80,7 +80,7 @@ class DurableCalls(Client, ABC):
     ) -> str:
         """Store a request; return its id, 32 hexadecimal digits, when it is durable.
 
-        ``body`` and ``codec`` are those of ``request``: octets, or a value that is encoded.
+        ``body`` and ``codec`` are those of ``request``: bytes, or a value that is encoded.
         ``key``: the caller's own name for it. Whoever submits to the service with this key submits the same
         request, and gets the same id, as long as the store knows it. ``delay``: seconds until it begins;
         ``at``: the time at which it begins, a datetime with a time zone or Unix seconds. ``expires``: seconds

@@ -1,4 +1,4 @@
-"""Turns bodies and names of callers and handlers into frames and octets."""
+"""Turns bodies and names of callers and handlers into frames and bytes."""
 
 from collections.abc import Coroutine, Sequence
 
@@ -7,13 +7,13 @@ from bstar.wire.limits import FRAMES_MAX, MESSAGE_BYTES_MAX, SERVICE_BYTES_MAX
 
 # The routing id, the header and an envelope stand before the body.
 _BODY_FRAMES_MAX = FRAMES_MAX - 8
-# A reply's message has at most this many octets beside its body.
+# A reply's message has at most this many bytes beside its body.
 REPLY_HEAD_BYTES = 1_024
 _BODY_BYTES_MAX = MESSAGE_BYTES_MAX - 65_536
 
 
-def to_octets(value: object, name: str) -> bytes:
-    """Octets; text becomes UTF-8. TypeError for other types, LocalProtocolError for text that UTF-8 cannot
+def to_bytes(value: object, name: str) -> bytes:
+    """Bytes; text becomes UTF-8. TypeError for other types, LocalProtocolError for text that UTF-8 cannot
     encode.
     """
     if isinstance(value, str):
@@ -27,10 +27,10 @@ def to_octets(value: object, name: str) -> bytes:
 
 
 def to_name(service: object) -> bytes:
-    """A service's name as octets; text is UTF-8."""
-    name = to_octets(service, "a service's name")
+    """A service's name as bytes; text is UTF-8."""
+    name = to_bytes(service, "a service's name")
     if not 0 < len(name) <= SERVICE_BYTES_MAX:
-        raise LocalProtocolError(f"a service name has 1 to {SERVICE_BYTES_MAX} octets, not {len(name)}")
+        raise LocalProtocolError(f"a service name has 1 to {SERVICE_BYTES_MAX} bytes, not {len(name)}")
     return name
 
 
@@ -58,7 +58,7 @@ def to_reply(answer: object, bytes_max: int) -> list[bytes]:
         raise TypeError("the handler returned a coroutine: use AsyncWorker")
     frames = [b""] if answer is None else to_frames(answer)
     if sum(map(len, frames)) > bytes_max - REPLY_HEAD_BYTES:
-        raise LocalProtocolError(f"a reply has more than {bytes_max} octets: yield it in parts")
+        raise LocalProtocolError(f"a reply has more than {bytes_max} bytes: yield it in parts")
     return frames
 
 
@@ -66,5 +66,5 @@ def _bounded(frames: list[bytes]) -> list[bytes]:
     """A message beyond the bound would end its connection, and go to the other node next."""
     size = sum(map(len, frames))
     if size > _BODY_BYTES_MAX:
-        raise LocalProtocolError(f"a body has at most {_BODY_BYTES_MAX} octets, not {size}: split it")
+        raise LocalProtocolError(f"a body has at most {_BODY_BYTES_MAX} bytes, not {size}: split it")
     return frames

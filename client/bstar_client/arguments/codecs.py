@@ -35,7 +35,7 @@ _CODECS: dict[str, Codec] = {
     "application/x-msgpack": "msgpack",
 }
 
-# What a decoder says of octets that do not fit.
+# What a decoder says of bytes that do not fit.
 MISFITS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -66,7 +66,7 @@ def of_model(model: Any) -> object:
 
 
 def _why(error: ValueError) -> str:
-    """What pydantic says, in one line and without the octets that came."""
+    """What pydantic says, in one line and without the bytes that came."""
     errors = getattr(error, "errors", None)
     if not callable(errors):
         return str(error)
@@ -96,7 +96,7 @@ def new_decoder(kind: Any, codec: Codec) -> Callable[[bytes], Any]:
 
 def check_kind(kind: Any) -> None:
     """TypeError if values of this type cannot be decoded, because neither msgspec nor a hook knows a part."""
-    from msgspec import inspect  # noqa: PLC0415 - programs of octets do not need it
+    from msgspec import inspect  # noqa: PLC0415 - programs of bytes do not need it
 
     try:
         strange = _strangers(inspect.type_info(kind), set(), inspect.CustomType)
@@ -137,7 +137,7 @@ def name_of(kind: object) -> str:
 def to_typed(
     body: object, codec: Codec | None, headers: Mapping[str, str] | None, *, is_native: bool = True
 ) -> tuple[list[bytes], Mapping[str, str] | None]:
-    """The frames and the headers of a caller's body. ``codec`` None: JSON for a value, nothing for octets.
+    """The frames and the headers of a caller's body. ``codec`` None: JSON for a value, nothing for bytes.
 
     Plain MDP has no headers, and there JSON needs none. TypeError or LocalProtocolError if it cannot be sent.
     """

@@ -31,7 +31,7 @@ class Declined(Exception):  # noqa: N818 - an answer, not an error of the servic
         self.data = data
         self._frames = declined_text(code, text), b"" if data is None else _encode(data)
         if len(self._frames[1]) > DECLINED_DATA_BYTES_MAX:
-            raise LocalProtocolError(f"the data of Declined has more than {DECLINED_DATA_BYTES_MAX} octets")
+            raise LocalProtocolError(f"the data of Declined has more than {DECLINED_DATA_BYTES_MAX} bytes")
 
     def __str__(self) -> str:
         return f"{self.code}: {self.text}" if self.text else self.code

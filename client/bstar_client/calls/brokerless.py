@@ -91,19 +91,19 @@ class Brokerless(ClientBase):
 
     def _call(self, body: Asked, timeout: Timeout, sink: Any, index: int = 0) -> Call:
         """A call for the session. LocalProtocolError or TypeError if it cannot be sent."""
-        octets: object = body
+        content: object = body
         if isinstance(body, Ask):
             if body.key is not None or body.service is not None or body.urgent or body.codec is not None:
                 raise LocalProtocolError(
                     "a server without a broker knows no keys, services, urgency or codecs"
                 )
             timeout = timeout if body.timeout is DEFAULT else body.timeout
-            octets = body.body
-        frames = to_frames(octets)
+            content = body.body
+        frames = to_frames(content)
         size = sum(map(len, frames))
         if size + _HEAD_BYTES > self._settings.link.message_bytes_max:
             raise LocalProtocolError(
-                f"the message has more than {self._settings.link.message_bytes_max} octets"
+                f"the message has more than {self._settings.link.message_bytes_max} bytes"
             )
         seconds = self._settings.timeout if timeout is DEFAULT else to_timeout(timeout)
         now = time.monotonic()

@@ -132,7 +132,7 @@ class Delivery:
 
     def _drop(self, call: Call) -> None:
         self.open.pop(call, None)
-        # The core's heaps keep ended calls for a while, so drop their octets. The sink holds the call, so the
+        # The core's heaps keep ended calls for a while, so drop their bytes. The sink holds the call, so the
         # call must not hold the sink.
         call.body = _NOTHING
         call.partials = ()

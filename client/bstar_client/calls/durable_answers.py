@@ -102,7 +102,7 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 def to_id(request_id: object) -> bytes:
-    """The octets of an id. TypeError or LocalProtocolError if it is none."""
+    """The bytes of an id. TypeError or LocalProtocolError if it is none."""
     if not isinstance(request_id, str):
         raise TypeError(f"an id is the text that submit returned, not {type(request_id).__name__}")
     if _ID.fullmatch(request_id) is None:

@@ -13,7 +13,7 @@ from bstar.errors import CallTimeoutError, LocalProtocolError, RemoteProtocolErr
 from bstar.wire import durable, mmi
 from bstar.wire.extensions import headers_extensions
 from bstar.wire.mmi import OK, Service
-from bstar_client.arguments.bodies import to_name, to_octets
+from bstar_client.arguments.bodies import to_bytes, to_name
 from bstar_client.arguments.checks import check_flag, to_timeout
 from bstar_client.arguments.codecs import CONTENT_TYPES, Codec, to_typed
 from bstar_client.arguments.settings import ClientSettings
@@ -22,7 +22,7 @@ from bstar_client.core.calls import Ask, Asked, Call, CallTracer, Reply
 # A call's own timeout. If it is unset, the client's applies.
 Timeout: TypeAlias = float | msgspec.UnsetType | None
 DEFAULT = msgspec.UNSET
-# A request has at most this many octets beside its service's name, its headers and its body.
+# A request has at most this many bytes beside its service's name, its headers and its body.
 _HEADER_BYTES = 64
 # What such services answer depends on the pair, not on the name.
 _BROKERS = (mmi.PREFIX, durable.PREFIX)
@@ -95,7 +95,7 @@ class Requests:
         name = to_name(ask.service)
         size = sum(map(len, frames))
         if size + len(name) + len(extensions) + _HEADER_BYTES > self._message_bytes_max:
-            raise LocalProtocolError(f"the message has more than {self._message_bytes_max} octets")
+            raise LocalProtocolError(f"the message has more than {self._message_bytes_max} bytes")
         now = self._clock()
         timeout_s = self.seconds(ask.timeout)
         call = Call(
@@ -257,13 +257,13 @@ def extensions_of(headers: Mapping[str, str] | None) -> bytes:
 
 
 def to_key(key: bytes | str | None) -> bytes | None:
-    """A caller's key as octets; text becomes UTF-8. LocalProtocolError for an empty key."""
+    """A caller's key as bytes; text becomes UTF-8. LocalProtocolError for an empty key."""
     if key is None:
         return None
-    octets = to_octets(key, "a key")
-    if not octets:
-        raise LocalProtocolError("a key is one octet or more; None means that the request has none")
-    return octets
+    data = to_bytes(key, "a key")
+    if not data:
+        raise LocalProtocolError("a key is one byte or more; None means that the request has none")
+    return data
 
 
 def _read_services(reply: Reply) -> list[dict[str, object]]:

@@ -129,7 +129,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
     is_urgent: bool = False
     begun_at: float = 0.0
     elapsed_s: float = 0.0
-    # The shell's, for its journal: the octets of the request, and of the PARTIALs that have been handed out.
+    # The shell's, for its journal: the bytes of the request, and of the PARTIALs that have been handed out.
     bytes_in: int = 0
     bytes_out: int = 0
     pair: int = 0

@@ -4,7 +4,7 @@ import msgspec
 
 
 class SessionSettings(msgspec.Struct, frozen=True):
-    """``outstanding_max``: requests without a reply; each costs its body and a few hundred octets.
+    """``outstanding_max``: requests without a reply; each costs its body and a few hundred bytes.
     ``partials_max``: PARTIALs kept for one reply of ``request``.
 
     Native: ``ping_interval_s`` and ``silence_limit_s``; None: the nodes tell their timing. Plain MDP/0.2:

@@ -1,7 +1,7 @@
 """A job manager's child process: runs one job after the other, until its parent is gone.
 
 ``main`` gets the descriptor of a stream socket whose other end the parent has. Each message on it has 4
-octets of length, big-endian, and so many octets:
+bytes of length, big-endian, and so many bytes:
 
     parent → child    first: JSON, ``Setup``; then the JSON job of each request (``bstar.wire.emq_jobs.Job``)
     child → parent    first: nothing, it is ready; then the JSON result of each job
@@ -59,7 +59,7 @@ def run_job(message: bytes, allow: tuple[str, ...]) -> bytes:
     except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the job's own, and its text the result
         return encode_result(_text_of(error))
     if len(result) > MESSAGE_BYTES_MAX:
-        return encode_result(f"refused: the result has more than {MESSAGE_BYTES_MAX} octets")
+        return encode_result(f"refused: the result has more than {MESSAGE_BYTES_MAX} bytes")
     return result
 
 
@@ -107,13 +107,13 @@ def _read(stream: socket.socket) -> bytes:
 
 
 def _exactly(stream: socket.socket, count: int) -> bytes:
-    octets = bytearray()
-    while len(octets) < count:
-        piece = stream.recv(min(count - len(octets), 1 << 20))
+    data = bytearray()
+    while len(data) < count:
+        piece = stream.recv(min(count - len(data), 1 << 20))
         if not piece:
             raise EOFError
-        octets += piece
-    return bytes(octets)
+        data += piece
+    return bytes(data)
 
 
 def main(descriptor: int) -> None:

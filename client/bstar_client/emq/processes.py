@@ -138,15 +138,15 @@ class Processes(Closing, Generic[T]):
 
     def _on_readable(self, child: _Child[T], now: float) -> None:
         try:
-            octets = child.stream.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+            data = child.stream.recv(_READ_BYTES, socket.MSG_DONTWAIT)
         except (BlockingIOError, TimeoutError):
             return
         except OSError:
-            octets = b""
-        if not octets:
+            data = b""
+        if not data:
             self._end(child, "died", "", now)
             return
-        child.received += octets
+        child.received += data
         end = LENGTH_BYTES + int.from_bytes(child.received[:LENGTH_BYTES], "big")
         if len(child.received) < max(LENGTH_BYTES, end):
             return

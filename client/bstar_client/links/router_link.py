@@ -1,6 +1,6 @@
 """A link over a ROUTER, as 10/FLP wants it: the server is addressed by its identity.
 
-The server's identity is the endpoint that the client connects to, octet for octet. A server with another one
+The server's identity is the endpoint that the client connects to, byte for byte. A server with another one
 cannot be addressed (PROTOCOLS 10.3): what is sent to it goes nowhere, and the link logs it once. The client
 itself sets no identity (FLP-C-01), so each connection has a new one of libzmq's own.
 
@@ -55,7 +55,7 @@ class RouterLink(Link):
             if self._is_up and self._is_addressable:
                 self._is_addressable = False
                 _log.warning(
-                    "%s: the server there has another identity; its public endpoint must be these octets",
+                    "%s: the server there has another identity; its public endpoint must be these bytes",
                     self.endpoint,
                 )
 

@@ -41,5 +41,5 @@ class WakeUp:
             os.close(self._write_fd)
 
 
-# An eventfd takes a number of eight octets in native order; a pipe takes any octets.
+# An eventfd takes a number of eight bytes in native order; a pipe takes any bytes.
 _ONE = (1).to_bytes(8, sys.byteorder)

@@ -101,7 +101,7 @@ class HAClient(Caller, DurableCalls):
         workers hold. After 15 urgent requests in a row, one that is not urgent goes first.
 
         ``headers``: names and texts beside the body; the handler reads ``request.headers``, however often the
-        request is sent or redelivered. 64 at most, 8,000 octets in all; names are visible ASCII. A worker of
+        request is sent or redelivered. 64 at most, 8,000 bytes in all; names are visible ASCII. A worker of
         another dialect gets the body alone. Calls that share a request by ``key`` send the headers of one.
 
         Raises BusyError, RejectedError (not executed), NoActiveNodeError (deadline, not executed),

@@ -46,7 +46,7 @@ PlainHandler = Callable[..., Result | None]
 _log = logging.getLogger("bstar_client")
 
 _MODELS = frozenset((1, 2, 3))
-# A routing id has so many octets at most (37/ZMTP).
+# A routing id has so many bytes at most (37/ZMTP).
 _IDENTITY_BYTES_MAX = 255
 # An address or a port that no client can connect to.
 _WILDCARD = re.compile(r"tcp://(\*|0\.0\.0\.0|\[::\]):.*|tcp://.*:(0|\*)")
@@ -79,8 +79,8 @@ class FreelanceServer:
     frames, ``500`` and its text. ``request.identity`` names the client's connection and its number. Clients
     repeat requests, so the handler must be idempotent (LPP-S-01, FLP-R-02).
 
-    ``bind``: the endpoint to bind. ``public``: the endpoint that clients of model 3 connect to, octet for
-    octet; it is the server's identity (FLP-S-01). It is ``bind``, unless that has a wildcard.
+    ``bind``: the endpoint to bind. ``public``: the endpoint that clients of model 3 connect to, byte for
+    byte; it is the server's identity (FLP-S-01). It is ``bind``, unless that has a wildcard.
 
     ``models``: which models of Freelance it serves. With all three a request of model 1 has one frame, and a
     control frame of model 3 is not empty before a body of several frames. Say ``models=(1,)`` or
@@ -360,5 +360,5 @@ def _identity(bind: str, public: str | None) -> bytes:
         public = bind
     identity = public.encode()
     if not 0 < len(identity) <= _IDENTITY_BYTES_MAX:
-        raise ConfigurationError(f"public has 1 to {_IDENTITY_BYTES_MAX} octets, not {len(identity)}")
+        raise ConfigurationError(f"public has 1 to {_IDENTITY_BYTES_MAX} bytes, not {len(identity)}")
     return identity

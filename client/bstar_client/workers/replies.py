@@ -43,7 +43,7 @@ class ReplyStore(Protocol):
 
 
 def digest_of(body: Sequence[bytes]) -> bytes:
-    """A digest of the body: 16 octets."""
+    """A digest of the body: 16 bytes."""
     digest = blake2b(digest_size=16)
     for frame in body:
         digest.update(len(frame).to_bytes(8, "big"))
@@ -74,7 +74,7 @@ class ReplyMemory:
     """Keeps replies in memory, for one worker as long as it lives.
 
     It drops replies after ``keep_s`` seconds, and the oldest ones beyond ``count_max`` replies or
-    ``bytes_max`` octets. Make ``keep_s`` longer than the time in which a caller repeats a key: for a Spark
+    ``bytes_max`` bytes. Make ``keep_s`` longer than the time in which a caller repeats a key: for a Spark
     job, all its attempts with their timeouts.
     """
 

@@ -47,7 +47,7 @@ BAD_BODY = "bad-body"
 
 _STREAMS = (Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, AsyncGenerator)
 _AWAITED = (Awaitable, Coroutine)
-_OCTETS = (bytes, bytearray, memoryview)
+_BYTES_TYPES = (bytes, bytearray, memoryview)
 _UNIONS = (typing.Union, types.UnionType)
 _NONE = type(None)
 # Replies of which nothing is said that could be encoded.
@@ -143,19 +143,19 @@ def _closure_of(function: Any) -> dict[str, Any]:
 
 
 def _is_raw(kind: Any) -> bool:
-    """True for a reply that is octets, or of which nothing is said."""
+    """True for a reply that is bytes, or of which nothing is said."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return _is_raw(arguments[0])
     if origin in _UNIONS or origin in (*_STREAMS, *_AWAITED):
         return all(map(_is_raw, arguments))
     if origin in (list, tuple, Sequence):
-        return all(each is Ellipsis or each in _OCTETS for each in arguments)
+        return all(each is Ellipsis or each in _BYTES_TYPES for each in arguments)
     if isinstance(kind, typing.NewType):
         return _is_raw(kind.__supertype__)
     if kind in _UNSAID or isinstance(kind, typing.TypeVar):
         return True
-    return isinstance(kind, type) and issubclass(kind, _OCTETS)
+    return isinstance(kind, type) and issubclass(kind, _BYTES_TYPES)
 
 
 def _is_request(kind: Any) -> bool:
@@ -254,7 +254,7 @@ def _encoder(kind: Any, handler: Callable[..., object]) -> Encode:
     arguments = typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else ()
     if any(_is_raw(each) for each in arguments if each is not _NONE):
         name = name_of_handler(handler)
-        raise TypeError(f"the reply of the handler {name} is octets or a value, and not both")
+        raise TypeError(f"the reply of the handler {name} is bytes or a value, and not both")
     _check_kind(kind, "reply", handler)
     name = name_of(kind)
     is_class = isinstance(kind, type) and typing.get_origin(kind) is None and not typing.is_typeddict(kind)

@@ -40,7 +40,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class EmqFront:
-    """A ``Front``; see there. ``run``: 16 random octets of this run."""
+    """A ``Front``; see there. ``run``: 16 random bytes of this run."""
 
     name = NAME
 

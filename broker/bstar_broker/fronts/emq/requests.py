@@ -63,7 +63,7 @@ class Attempts(msgspec.Struct):
 
 
 class Requests:
-    """``run`` (16 octets) is the random part of this run's identities."""
+    """``run`` (16 bytes) is the random part of this run's identities."""
 
     def __init__(self, desk: Desk, managers: Managers, run: bytes) -> None:
         self._desk = desk
@@ -253,7 +253,7 @@ def why(order: Order) -> str:
 
 
 def stored_id(service: bytes, msgid: bytes) -> bytes:
-    """The store's id of a guaranteed request: the msgid's 16 octets if it is a UUID, else a hash."""
+    """The store's id of a guaranteed request: the msgid's 16 bytes if it is a UUID, else a hash."""
     text = msgid.replace(b"-", b"")
     if len(msgid) == 36 and len(text) == 32:
         with suppress(ValueError):

@@ -5,7 +5,7 @@
     an external scheduler   the emq-scheduler that connected last
 
 A schedule's identity is the SHA-1 of its call (PROTOCOLS.md 12.7); queue, headers and times are not part of
-it. Its id in the store is the first 16 octets. SCHEDULE replaces what differs and leaves alone what is equal,
+it. Its id in the store is the first 16 bytes. SCHEDULE replaces what differs and leaves alone what is equal,
 so a client may repeat it. Times keep to their grid. The first run is at once, unless ``nohaste``; after
 ``run_count:n`` runs it is over. The request of a time carries no header of the schedule but
 ``reply-requested``, as published.
@@ -83,7 +83,7 @@ def plan_of(schedule: emq.Schedule, service: bytes) -> Plan:
 
 
 def id_of(message: bytes) -> bytes:
-    """The first 16 octets of the SHA-1; RemoteProtocolError if the message is no job."""
+    """The first 16 bytes of the SHA-1; RemoteProtocolError if the message is no job."""
     return bytes.fromhex(schedule_id(decode_job(message)))[: durable.ID_BYTES]
 
 

@@ -23,7 +23,7 @@ def plans(settings: Settings) -> Iterator[Plan]:
         reserved = f'"{mmi.PREFIX.decode()}" or "{durable.PREFIX.decode()}"'
         raise ConfigurationError(
             f"fronts.ppp.service: {ppp.service!r} is no name of a worker's service: it has at most "
-            f"{SERVICE_BYTES_MAX} octets and does not begin with {reserved}, which are the node's own"
+            f"{SERVICE_BYTES_MAX} bytes and does not begin with {reserved}, which are the node's own"
         )
     pirates = PirateSettings(
         service,

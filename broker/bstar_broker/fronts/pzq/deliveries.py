@@ -30,8 +30,8 @@ class Delivery(msgspec.Struct, gc=False):
     is_sent: bool = False
 
     @property
-    def octets(self) -> int:
-        """The octets of the body."""
+    def size_bytes(self) -> int:
+        """The bytes of the body."""
         return sum(map(len, self.body))
 
 
@@ -46,7 +46,7 @@ class Deliveries:
         self._sent: dict[bytes, Delivery] = {}
         self._late: dict[bytes, None] = {}
         self._numbers = 0
-        self.octets = 0
+        self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -63,7 +63,7 @@ class Deliveries:
         self._numbers += 1
         delivery = Delivery(self._numbers, key, identity, body)
         self._by_key[key] = delivery
-        self.octets += delivery.octets
+        self.size_bytes += delivery.size_bytes
         heappush(self._waiting, (delivery.number, key))
         return True
 
@@ -90,7 +90,7 @@ class Deliveries:
         delivery = self._by_key.pop(key, None)
         if delivery is not None:
             self._sent.pop(key, None)
-            self.octets -= delivery.octets
+            self.size_bytes -= delivery.size_bytes
         return delivery
 
     def end_held(self) -> Iterator[Delivery]:
@@ -130,4 +130,4 @@ class Deliveries:
         self._waiting.clear()
         self._sent.clear()
         self._late.clear()
-        self.octets = 0
+        self.size_bytes = 0

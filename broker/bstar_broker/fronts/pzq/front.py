@@ -45,7 +45,7 @@ _NOT_ACTIVE = "this node does not serve (failover): send it to the other node"
 
 
 class PzqSettings(msgspec.Struct, frozen=True):
-    """``in_flight_max``: messages that consumers have at once. Bounds of a producer's message: its octets and
+    """``in_flight_max``: messages that consumers have at once. Bounds of a producer's message: its bytes and
     frames.
     """
 
@@ -57,7 +57,7 @@ class PzqSettings(msgspec.Struct, frozen=True):
 
 
 class PzqFront:
-    """A ``Front``. ``wall_us`` returns Unix microseconds, ``random`` so many octets that nobody can guess."""
+    """A ``Front``. ``wall_us`` returns Unix microseconds, ``random`` so many bytes that nobody can guess."""
 
     name = NAME
 
@@ -134,9 +134,9 @@ class PzqFront:
 
     def _read_message(self, frames: Frames) -> tuple[bytes, Frames]:
         message_id, body = pzq.read_message(frames)
-        octets_max, frames_max = self._settings.message_bytes_max, self._settings.message_frames_max
-        if sum(map(len, body)) > octets_max or len(body) > frames_max:
-            text = f"a message has at most {octets_max} octets and {frames_max} frames (limits): not saved"
+        bytes_max, frames_max = self._settings.message_bytes_max, self._settings.message_frames_max
+        if sum(map(len, body)) > bytes_max or len(body) > frames_max:
+            text = f"a message has at most {bytes_max} bytes and {frames_max} frames (limits): not saved"
             raise RemoteProtocolError("pzq", text)
         return message_id, body
 
@@ -188,8 +188,8 @@ class PzqFront:
             "messages_inflight": len(deliveries),
             "messages_in_flight": len(deliveries),
             "db_size": 0 if disk is None else disk.file_bytes,
-            "inflight_db_size": deliveries.octets,
-            "in_flightdb_size": deliveries.octets,
+            "inflight_db_size": deliveries.size_bytes,
+            "in_flightdb_size": deliveries.size_bytes,
             "syncs": 0 if disk is None else sum(disk.sync_counts),
             "expired_messages": self._counts["expired"],
         }

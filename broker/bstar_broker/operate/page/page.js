@@ -14,7 +14,7 @@ const WINDOW_MS = 60_000, CHANGES_MAX = 500;
 const lasts = (s) => s === null || s === undefined ? "-" : s < 0.0005 ? "0 s" : s < 1 ? `${+(s * 1000).toPrecision(2)} ms` :
   s < 90 ? `${+s.toPrecision(3)} s` : s < 5400 ? `${Math.round(s / 60)} min` : s < 129600 ? `${+(s / 3600).toFixed(1)} h` :
   `${Math.round(s / 86400)} d`;
-const octets = (n) => n < 1024 ? `${n} B` : n < 2 ** 20 ? `${(n / 1024).toFixed(1)} KiB` :
+const bytesText = (n) => n < 1024 ? `${n} B` : n < 2 ** 20 ? `${(n / 1024).toFixed(1)} KiB` :
   n < 2 ** 30 ? `${(n / 2 ** 20).toFixed(1)} MiB` : `${(n / 2 ** 30).toFixed(1)} GiB`;
 const count = (n) => n.toLocaleString("en").replaceAll(",", "\u202f");
 const clock = (ms) => new Date(ms).toLocaleTimeString([], { hour12: false });
@@ -227,8 +227,8 @@ const parts = (state) => {
       ["pending", count(store.pending)], ["of them at the broker", count(store.running)],
       ["oldest pending", lasts(store.oldest_pending_s)], ["answered", count(store.answered)],
       ["dead letters", count(store.dead)], ["follower behind", `${count(store.lag_entries)} entries, ${lasts(store.lag_s)}`],
-      ["bodies", `${octets(store.octets)} of ${octets(store.octets_max)}`],
-      ["disk", disk && `${octets(disk.file_bytes)}, ${octets(disk.free_bytes)} free`],
+      ["bodies", `${bytesText(store.octets)} of ${bytesText(store.octets_max)}`],
+      ["disk", disk && `${bytesText(disk.file_bytes)}, ${bytesText(disk.free_bytes)} free`],
       ["sync, mean", disk && disk.commits ? lasts(disk.sync_sum_s / Math.max(1, disk.sync_counts.reduce((a, b) => a + b, 0))) : ""],
     ]]);
   }
@@ -281,7 +281,7 @@ const draw = (view) => {
   changes(history);
   shown = services.map((each) => figures(each, at));
   put(get("sum"), `${count(services.length + view.services_hidden)}, ${count(state.broker.workers)} workers, ` +
-    `${count(state.broker.queued)} queued (${octets(state.broker.queued_bytes)}), ${count(state.broker.in_flight)} in flight, ` +
+    `${count(state.broker.queued)} queued (${bytesText(state.broker.queued_bytes)}), ${count(state.broker.in_flight)} in flight, ` +
     `${count(state.broker.clients)} clients`);
   put(get("hidden"), `${count(view.services_hidden)} quieter services are not shown.`);
   show(get("hidden"), view.services_hidden > 0);

@@ -40,18 +40,18 @@ from bstar_broker.store.core.tally import StoreObserver
 FETCH_WAIT_MS_MAX = 60_000
 # Operations that wait for an answer, of all clients.
 _WAITING_MAX = 200_000
-# Octets of commands that wait for the disks: half a second of a fast disk. More of them would only be memory.
-_WAITING_OCTETS_MAX = 64 << 20
-# A client that has so many octets of replies unread gets no more answers: it asks again.
-_UNREAD_OCTETS_MAX = 32 << 20
-# A large submit travels in an entry, with others: up to four times its own octets, of ``ENTRY_OCTETS_MAX`` in
-# all. Each octet is in so many places on its way: twice for each of command, entry, message to the peer,
+# Bytes of commands that wait for the disks: half a second of a fast disk. More of them would only be memory.
+_WAITING_BYTES_MAX = 64 << 20
+# A client that has so many bytes of replies unread gets no more answers: it asks again.
+_UNREAD_BYTES_MAX = 32 << 20
+# A large submit travels in an entry, with others: up to four times its own bytes, of ``ENTRY_BYTES_MAX`` in
+# all. Each byte is in so many places on its way: twice for each of command, entry, message to the peer,
 # SQLite's pages and the record that is applied; ``Ledger.memory_left`` is half of what is left.
-_LARGE_OCTETS = 64 << 10
+_LARGE_BYTES = 64 << 10
 _ENTRY_PART = 4
 _PLACES = 6
 # Both loops copy an entry and compute its checksum in one turn: 10 ms. One order may have more.
-ENTRY_OCTETS_MAX = 4 << 20
+ENTRY_BYTES_MAX = 4 << 20
 
 # Makes the answer to a question of the records that the disk found.
 Answer = Callable[[Request, list[Record], float], list[Output]]
@@ -75,15 +75,15 @@ class Wait(msgspec.Struct, gc=False):
 class Order(msgspec.Struct):
     """A command, how many changes it makes, and who waits for them.
 
-    ``done(changes, is_kept)`` makes the answer. ``is_kept``: on as many disks as submits must be. ``octets``
-    of bodies count as waiting until it is applied.
+    ``done(changes, is_kept)`` makes the answer. ``is_kept``: on as many disks as submits must be.
+    ``size_bytes`` of bodies count as waiting until it is applied.
     """
 
     command: Command
     changes: int
     asker: Request | Batch | None = None
     done: Callable[[Sequence[Change], bool], list[Output]] | None = None
-    octets: int = 0
+    size_bytes: int = 0
 
 
 class Desk:
@@ -110,7 +110,7 @@ class Desk:
         )
         self.orders: list[Order] = []
         # Of submits that were taken and are not applied.
-        self.waiting_octets = 0
+        self.waiting_bytes = 0
         self.acknowledged = 0
         self.observer: StoreObserver | None = None
         # Questions to the disk, by token: who asks, and what becomes of the records.
@@ -160,7 +160,7 @@ class Desk:
         """Let an order wait to be proposed. What it asks for is in its command: the message lets go of it."""
         if isinstance(order.asker, Request):
             order.asker.body = []
-        self.waiting_octets += order.octets
+        self.waiting_bytes += order.size_bytes
         self.orders.append(order)
 
     def receive_batch(self, message: Requests, principal: Principal | None) -> list[Output]:
@@ -223,16 +223,16 @@ class Desk:
             return refusals.CALL_NOT_ALLOWED.saying(f"{text} matches")
         if why := self._why_no_submit():
             return refusals.STORE_REFUSES.saying(why)
-        octets = sum(map(len, submit.body)) + len(submit.headers) + REQUEST_BYTES
-        if self.waiting_octets and self.waiting_octets + octets > _WAITING_OCTETS_MAX:
-            text = f"{self.waiting_octets} octets of submits wait for the disks, as many as may"
+        size_bytes = sum(map(len, submit.body)) + len(submit.headers) + REQUEST_BYTES
+        if self.waiting_bytes and self.waiting_bytes + size_bytes > _WAITING_BYTES_MAX:
+            text = f"{self.waiting_bytes} bytes of submits wait for the disks, as many as may"
             return refusals.STORE_BUSY.saying(text)
-        needed = octets
-        if octets >= _LARGE_OCTETS:
-            needed = _PLACES * max(octets, min(_ENTRY_PART * octets, ENTRY_OCTETS_MAX))
+        needed = size_bytes
+        if size_bytes >= _LARGE_BYTES:
+            needed = _PLACES * max(size_bytes, min(_ENTRY_PART * size_bytes, ENTRY_BYTES_MAX))
         if needed > self._ledger.memory_left:
             return refusals.MEMORY_FULL
-        self._ledger.memory_left -= octets
+        self._ledger.memory_left -= size_bytes
         return None
 
     def submitted(self, rows: list[msgspec.Raw], principal: Principal | None) -> Submitted:
@@ -284,8 +284,8 @@ class Desk:
         def answer(message: Request, records: list[Record], now: float) -> list[Output]:
             after = records[-1].seq if records else 0
             bodies = [record.body for record in records] if wanted.with_bodies else []
-            octets = sum(record.octets for record in records) if wanted.with_bodies else 0
-            if (refusal := self.why_not_sent(message.sender, octets)) is not None:
+            size_bytes = sum(record.size_bytes for record in records) if wanted.with_bodies else 0
+            if (refusal := self.why_not_sent(message.sender, size_bytes)) is not None:
                 return self.refuse(message, refusal)
             return [self._say(message, Listing([record.standing() for record in records], after, bodies))]
 
@@ -392,7 +392,7 @@ class Desk:
         askers += [message for message, _ in self._questions.values()]
         askers += [wait.message for waits in self._waits.values() for wait in waits]
         self.orders.clear()
-        self.waiting_octets = 0
+        self.waiting_bytes = 0
         self._questions.clear()
         self._waits.clear()
         self.waiting = 0
@@ -425,17 +425,17 @@ class Desk:
     def _say(self, asker: Request, message: Receipt | Standing | Listing, *more: bytes) -> Send:
         return self.final(asker, [durable.encode(message), *more])
 
-    def why_not_sent(self, client: bytes, octets: int) -> Refusal | None:
-        """Why this client does not get so many octets now; None if it does, and they take their memory."""
+    def why_not_sent(self, client: bytes, size_bytes: int) -> Refusal | None:
+        """Why this client does not get so many bytes now; None if it does, and they take their memory."""
         ledger = self._ledger
         unread = ledger.waiting.unread.get(client, 0)
-        if unread and unread + octets > _UNREAD_OCTETS_MAX:
+        if unread and unread + size_bytes > _UNREAD_BYTES_MAX:
             return refusals.UNREAD_REPLIES.saying(
-                f"{unread} octets of replies wait for this client to read them"
+                f"{unread} bytes of replies wait for this client to read them"
             )
-        if octets > ledger.memory_left:
+        if size_bytes > ledger.memory_left:
             return refusals.MEMORY_FULL
-        ledger.memory_left -= octets
+        ledger.memory_left -= size_bytes
         return None
 
     def _say_result(self, asker: Request, request: bytes, record: Record | None) -> list[Output]:
@@ -482,7 +482,7 @@ def _row(sender: bytes, client_id: bytes, service: bytes, number: int, body: lis
 def _id_of(message: Request) -> bytes:
     request = bytes(message.body[0])
     if len(request) != durable.ID_BYTES:
-        raise RemoteProtocolError("durable", f"an id has {durable.ID_BYTES} octets, not {len(request)}")
+        raise RemoteProtocolError("durable", f"an id has {durable.ID_BYTES} bytes, not {len(request)}")
     return request
 
 

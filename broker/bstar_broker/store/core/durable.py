@@ -22,7 +22,7 @@ from bstar_broker.core.outputs import Output, StoreInput
 from bstar_broker.core.snapshot import DiskState, StoreState
 from bstar_broker.store.core import commands, schedules, titanic
 from bstar_broker.store.core.commands import Answered, Failed, Swept
-from bstar_broker.store.core.desk import ENTRY_OCTETS_MAX, Desk, Order, rows_of
+from bstar_broker.store.core.desk import ENTRY_BYTES_MAX, Desk, Order, rows_of
 from bstar_broker.store.core.events import (
     Applied,
     ArbiterSaid,
@@ -86,7 +86,7 @@ class Sweeps:
 class DurableStore:
     """A ``bstar_broker.core.store.Store``.
 
-    ``wall_ms`` returns Unix time in milliseconds, ``random`` so many octets that nobody can guess.
+    ``wall_ms`` returns Unix time in milliseconds, ``random`` so many bytes that nobody can guess.
     """
 
     services = (*(service.value for service in Service), *titanic.SERVICES)
@@ -159,8 +159,8 @@ class DurableStore:
         count = totals.pending + totals.answered + totals.dead + totals.cancelled
         if count >= settings.requests_max:
             return f"the store holds {count} requests (store.requests_max): close what was fetched"
-        if totals.octets >= settings.octets_max:
-            return f"the store holds {totals.octets} octets (store.bytes_max): close what was fetched"
+        if totals.size_bytes >= settings.bytes_max:
+            return f"the store holds {totals.size_bytes} bytes (store.bytes_max): close what was fetched"
         return ""
 
     # --- disk and peer --------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ class DurableStore:
             if order.done is not None:
                 outputs += order.done(applied.changes[at : at + order.changes], is_kept)
             at += order.changes
-            self._desk.waiting_octets -= order.octets
+            self._desk.waiting_bytes -= order.size_bytes
         if self.replica.copies < 2:
             self._tally.acknowledged_alone += self._desk.acknowledged - acknowledged
         if len(applied.changes) >= _SWEEP_LIMIT and isinstance(applied.changes[-1].command, Swept):
@@ -310,8 +310,8 @@ class DurableStore:
             outputs += runner.look(self._wall_ms(), now)
         if runner.collect(now):
             for command in runner.commands:
-                octets = sum(map(len, command.frames)) if isinstance(command, Answered) else 0
-                self._desk.take(Order(command, 1, octets=octets))
+                size_bytes = sum(map(len, command.frames)) if isinstance(command, Answered) else 0
+                self._desk.take(Order(command, 1, size_bytes=size_bytes))
             runner.commands.clear()
             outputs += runner.look(self._wall_ms(), now)
         while orders and len(self._under_way) < _UNDER_WAY_MAX and self.replica.is_leading:
@@ -319,13 +319,15 @@ class DurableStore:
         return outputs
 
     def _take_orders(self) -> list[Order]:
-        orders, rows, octets, count = self._desk.orders, 0, 0, 0
+        orders, rows, size_bytes, count = self._desk.orders, 0, 0, 0
         for order in orders:
-            is_much = rows + order.changes > _ENTRY_ROWS_MAX or octets + order.octets > ENTRY_OCTETS_MAX
+            is_much = (
+                rows + order.changes > _ENTRY_ROWS_MAX or size_bytes + order.size_bytes > ENTRY_BYTES_MAX
+            )
             if count and is_much:
                 break
             rows += order.changes
-            octets += order.octets
+            size_bytes += order.size_bytes
             count += 1
         taken = orders[:count]
         del orders[:count]
@@ -394,9 +396,9 @@ class DurableStore:
             dead=totals.dead,
             cancelled=totals.cancelled,
             scheduled=totals.scheduled,
-            octets=totals.octets,
+            octets=totals.size_bytes,
             requests_max=self._settings.requests_max,
-            octets_max=self._settings.octets_max,
+            octets_max=self._settings.bytes_max,
             running=len(self._runner.running),
             waiting_fetches=self._desk.waiting,
             acknowledged=self._desk.acknowledged,

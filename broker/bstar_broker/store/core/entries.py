@@ -30,7 +30,7 @@ START = Position(0, 0)
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """``at_ms`` is the Unix time at which it was appended, never earlier than that of the entry before.
 
-    ``commands`` are octets (``commands.encode``). ``checksum`` covers all of it.
+    ``commands`` are bytes (``commands.encode``). ``checksum`` covers all of it.
     """
 
     epoch: int

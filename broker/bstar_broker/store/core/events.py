@@ -20,7 +20,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
     ``is_in_sync``: nothing that was acknowledged, as far as this node can know, is missing here.
     ``is_alone``: it leads, or led last, and what it acknowledged since may be on its disk only. ``leader``:
-    the role that led when it last knew. ``pair`` and ``store`` (16 octets, random) name the pair and its
+    the role that led when it last knew. ``pair`` and ``store`` (16 bytes, random) name the pair and its
     first store: disks of two pairs never mix. ``is_doubtful``: it was in sync, its content was not replaced
     since, and a leader may have committed without it: the arbiter's set decides. ``gave_up``: this copy was
     damaged while it led, and began anew; a copy that has this entry has all that was acknowledged.
@@ -72,10 +72,10 @@ class Trim(StoreOutput, frozen=True, gc=False):
 
 
 class ReadLog(StoreOutput, frozen=True, gc=False):
-    """Answer with ``LogRead``: whole entries from number ``begin``, about ``octets`` of them."""
+    """Answer with ``LogRead``: whole entries from number ``begin``, about ``size_bytes`` of them."""
 
     begin: int
-    octets: int
+    size_bytes: int
     token: int = 0
 
 
@@ -88,20 +88,20 @@ class Find(StoreOutput, frozen=True, gc=False):
 
 class Due(StoreOutput, frozen=True, gc=False):
     """Answer with ``DueFound``: pending records of this service that are due at ``now_ms``, in the order of
-    priority (highest first) and seq, without those in ``skip``; ``limit`` of them, ``octets`` in all (one at
-    least).
+    priority (highest first) and seq, without those in ``skip``; ``limit`` of them, ``size_bytes`` in all
+    (at least one).
     """
 
     service: bytes
     now_ms: int
     limit: int
-    octets: int
+    size_bytes: int
     skip: frozenset[bytes] = frozenset()
 
 
 class Search(StoreOutput, frozen=True, gc=False):
     """Answer with ``Found``: those of ``bstar.wire.durable.Filter``, in order of seq; ``limit`` of them and
-    ``octets`` in all, one at least. ``submitted_before_ms`` 0 is no bound.
+    ``size_bytes`` in all, one at least. ``submitted_before_ms`` 0 is no bound.
     """
 
     service: bytes
@@ -111,11 +111,11 @@ class Search(StoreOutput, frozen=True, gc=False):
     limit: int
     owner: str | None
     token: int
-    octets: int = 1 << 20
+    size_bytes: int = 1 << 20
 
 
 class Export(StoreOutput, frozen=True, gc=False):
-    """Answer with ``Exported``: the records with a seq above ``after``, about ``octets`` of them.
+    """Answer with ``Exported``: the records with a seq above ``after``, about ``size_bytes`` of them.
 
     ``after`` 0 begins an export, of the table after the entry that was applied last. Its later parts are of
     this same table, whatever is applied meanwhile; so all have one ``applied``, and the log from there on
@@ -124,7 +124,7 @@ class Export(StoreOutput, frozen=True, gc=False):
     """
 
     after: int
-    octets: int
+    size_bytes: int
 
 
 class Import(StoreOutput, frozen=True, gc=False):

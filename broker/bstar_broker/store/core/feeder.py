@@ -14,11 +14,11 @@ from bstar_broker.store.core.entries import START, Entry, Position
 from bstar_broker.store.core.events import Export, Exported, LogRead, ReadLog, ToPeer
 from bstar_broker.store.core.log import Log
 
-# Octets of one message, and of one question to the disk: a few milliseconds of either.
+# Bytes of one message, and of one question to the disk: a few milliseconds of either.
 BATCH_BYTES: Final = 1 << 20
 # A part that is not stored after this time was lost: the table is sent from its beginning.
 PART_S_MAX: Final = 30.0
-# Unacknowledged octets: what a fast link and two syncs of a slow disk keep under way.
+# Unacknowledged bytes: what a fast link and two syncs of a slow disk keep under way.
 WINDOW_BYTES: Final = 8 << 20
 
 
@@ -62,21 +62,21 @@ class Feeder:
     def __init__(
         self,
         log: Log,
-        octets_s: float,
+        bytes_s: float,
         send_entries: Callable[[Position, list[Entry]], ToPeer],
         send_part: Callable[[Exported, int], ToPeer],
     ) -> None:
         self._log = log
-        self._octets_s = octets_s
+        self._bytes_s = bytes_s
         self._send_entries = send_entries
         self._send_part = send_part
         self.is_on = False
         self.next = 1
         self.acked = 0
         self.table: _Table | None = None
-        # (number, octets) of what is under way, and its sum.
+        # (number, bytes) of what is under way, and its sum.
         self._sent: deque[tuple[int, int]] = deque()
-        self._octets = 0
+        self._size_bytes = 0
         self._token = 0
         self._is_reading = False
         # Answers of the disk to exports that were given up.
@@ -102,14 +102,14 @@ class Feeder:
         self.acked = 0
         self._token += 1
         self._sent.clear()
-        self._octets = 0
+        self._size_bytes = 0
         if self.table is not None and self.table.is_reading:
             self._stale_exports += 1
         self.table = None
 
     def _export(self) -> list[Export]:
         self._sent.clear()
-        self._octets = 0
+        self._size_bytes = 0
         self.acked = 0
         self.table = _Table()
         return [Export(0, BATCH_BYTES)]
@@ -144,19 +144,19 @@ class Feeder:
     def _has_room(self) -> bool:
         """True if there is an entry to send, and room for it on the way."""
         is_free = self.is_on and self.table is None and not self._is_reading
-        return is_free and self.next <= self._log.last.number and self._octets < WINDOW_BYTES
+        return is_free and self.next <= self._log.last.number and self._size_bytes < WINDOW_BYTES
 
     def _send(self, entries: list[Entry], now: float) -> ToPeer:
         message = self._send_entries(self.prev, entries)
         size = sum(len(entry.commands) for entry in entries)
         self.next = entries[-1].number + 1
         self._sent.append((self.next - 1, size))
-        self._octets += size
+        self._size_bytes += size
         self._note_pace(size, now)
         return message
 
-    def _note_pace(self, octets: int, now: float) -> None:
-        self._pace_at = max(self._pace_at, now) + octets / self._octets_s
+    def _note_pace(self, size_bytes: int, now: float) -> None:
+        self._pace_at = max(self._pace_at, now) + size_bytes / self._bytes_s
 
     @property
     def prev(self) -> Position:
@@ -178,7 +178,7 @@ class Feeder:
         """The peer's disk has the log up to here."""
         self.acked = max(self.acked, min(number, self.next - 1))
         while self._sent and self._sent[0][0] <= number:
-            self._octets -= self._sent.popleft()[1]
+            self._size_bytes -= self._sent.popleft()[1]
 
     def deadline(self) -> float | None:
         """When the pace lets it go on."""
@@ -197,10 +197,10 @@ class Feeder:
         if table.index and given.applied != table.base:
             # The disk had to begin a new export.
             return list(self._export())
-        octets = sum(map(len, given.records))
+        size_bytes = sum(map(len, given.records))
         table.is_reading = False
         table.moved_at = now
-        table.sent.append(octets)
+        table.sent.append(size_bytes)
         table.base = given.applied
         table.after = given.after
         table.has_last = given.is_last

@@ -28,7 +28,7 @@ _ACKS_MAX = 1_000
 _NOBODY = -1
 # A follower applies what is committed once it has so much of it, or with the next heartbeat: many small
 # entries are one transaction.
-_APPLY_OCTETS = 64 << 10
+_APPLY_BYTES = 64 << 10
 
 # Of an Ack: epoch, number, is_in_sync, parts, error.
 _Stored = tuple[int, int, bool, int, str]
@@ -49,8 +49,8 @@ class Follower:
         self.matched = 0
         self.peer_last = 0
         self._committed = 0
-        # Octets of the entries taken since it last applied.
-        self._octets = 0
+        # Bytes of the entries taken since it last applied.
+        self._size_bytes = 0
         self.is_importing = False
         self._parts = 0
         # The orders of the parts that are not on the disk.
@@ -125,14 +125,14 @@ class Follower:
         keep_to = kept if kept < log.last.number else None
         if new or keep_to is not None or mark is not None:
             # What is committed is applied after that: the leader waits for the sync.
-            self._octets += sum(len(entry.commands) for entry in new)
+            self._size_bytes += sum(len(entry.commands) for entry in new)
             return [log.write(new, keep_to=keep_to, mark=mark)]
         return self._apply()
 
     def _apply(self) -> list[Write]:
         """The order to apply what is committed and on this disk."""
         log = self._site.log
-        self._octets = 0
+        self._size_bytes = 0
         apply_to = min(self._committed, self.matched, log.synced)
         return [log.write(apply_to=apply_to)] if apply_to > log.apply_to else []
 
@@ -168,7 +168,7 @@ class Follower:
         log = self._site.log
         if log.error:
             self.is_sure = False
-        orders = self._apply() if self._octets >= _APPLY_OCTETS else []
+        orders = self._apply() if self._size_bytes >= _APPLY_BYTES else []
         self._site.committed = max(self._site.committed, log.apply_to)
         is_news = self.is_on and self._stored() != self._acked
         return [self._ack(now), *orders] if is_news else list(orders)

@@ -106,7 +106,7 @@ class Leader:
         self._site = site
         settings = site.settings
         self.copies = Copies(site.log, settings.peer_timeout_s)
-        self.feeder = Feeder(site.log, settings.catch_up_octets_s, self._entries, self._part)
+        self.feeder = Feeder(site.log, settings.catch_up_bytes_s, self._entries, self._part)
         # The first entry of this epoch until it is synced, then 0. Nothing is sent in the epoch before: after
         # a crash this disk would not know of the epoch, and the next run would use it again.
         self._began = 0
@@ -323,7 +323,7 @@ class Leader:
             keep = min(keep, feeder.acked if feeder.base is None else feeder.base)
         elif site.epoch:
             settings = site.settings
-            keep = min(keep, max(log.last.number - settings.log_entries, log.beyond(settings.log_octets)))
+            keep = min(keep, max(log.last.number - settings.log_entries, log.beyond(settings.log_bytes)))
         if keep - log.first < _KEPT:
             return []
         log.first = keep

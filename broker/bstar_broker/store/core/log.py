@@ -14,7 +14,7 @@ from bstar_broker.store.core.peer import Part
 
 # Entries kept in memory. A follower that was away for a moment needs no more.
 CACHE_BYTES_MAX = 16 << 20
-# The sizes of the log are noted once for so many octets.
+# The sizes of the log are noted once for so many bytes.
 _STEP_BYTES = 1 << 20
 
 
@@ -23,18 +23,18 @@ class _Cache:
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
-        self._octets = 0
+        self._size_bytes = 0
 
     def remember(self, entry: Entry) -> None:
         self.entries[entry.number] = entry
-        self._octets += len(entry.commands)
-        while self._octets > CACHE_BYTES_MAX and len(self.entries) > 1:
+        self._size_bytes += len(entry.commands)
+        while self._size_bytes > CACHE_BYTES_MAX and len(self.entries) > 1:
             self.forget(next(iter(self.entries)))
 
     def forget(self, number: int) -> None:
         entry = self.entries.pop(number, None)
         if entry is not None:
-            self._octets -= len(entry.commands)
+            self._size_bytes -= len(entry.commands)
 
 
 class _Marks:
@@ -66,7 +66,7 @@ class Log:
         self.damage = opened.damage
         self._must = opened.must
         self._is_mended = False
-        # Octets appended so far, now and then: (number, octets up to there).
+        # Bytes appended so far, now and then: (number, bytes up to there).
         self._sizes: deque[tuple[int, int]] = deque([(opened.last.number, 0)])
 
     @property
@@ -177,13 +177,13 @@ class Log:
 
     # --- the last entries -----------------------------------------------------------------------------------
 
-    def read(self, begin: int, octets: int) -> list[Entry]:
-        """Entries from number ``begin``, about ``octets`` of them; none if they are not in memory."""
+    def read(self, begin: int, size_bytes: int) -> list[Entry]:
+        """Entries from number ``begin``, about ``size_bytes`` of them; none if they are not in memory."""
         entries: list[Entry] = []
         known, number = self._cache.entries, begin
-        while octets > 0 and (entry := known.get(number)) is not None:
+        while size_bytes > 0 and (entry := known.get(number)) is not None:
             entries.append(entry)
-            octets -= len(entry.commands)
+            size_bytes -= len(entry.commands)
             number += 1
         return entries
 
@@ -193,9 +193,9 @@ class Log:
             self._sizes.pop()
         self._sizes.append((entry.number, total))
 
-    def beyond(self, octets: int) -> int:
-        """The number above which the log has about so many octets, of those appended in this run."""
+    def beyond(self, size_bytes: int) -> int:
+        """The number above which the log has about so many bytes, of those appended in this run."""
         total = self._sizes[-1][1]
-        while len(self._sizes) > 1 and total - self._sizes[1][1] >= octets:
+        while len(self._sizes) > 1 and total - self._sizes[1][1] >= size_bytes:
             self._sizes.popleft()
-        return self._sizes[0][0] if total - self._sizes[0][1] >= octets else 0
+        return self._sizes[0][0] if total - self._sizes[0][1] >= size_bytes else 0

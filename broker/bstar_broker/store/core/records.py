@@ -43,8 +43,8 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     headers: bytes = b""
 
     @property
-    def octets(self) -> int:
-        """The octets of body, headers and answer."""
+    def size_bytes(self) -> int:
+        """The bytes of body, headers and answer."""
         return sum(map(len, self.body)) + len(self.headers) + sum(map(len, self.answer))
 
     def standing(self) -> Standing:
@@ -57,20 +57,20 @@ class Record(msgspec.Struct, array_like=True, gc=False):
 
 
 class Totals(msgspec.Struct):
-    """What the table holds. ``octets`` are those of bodies, headers and answers."""
+    """What the table holds. ``size_bytes`` are those of bodies, headers and answers."""
 
     pending: int = 0
     answered: int = 0
     dead: int = 0
     cancelled: int = 0
-    octets: int = 0
+    size_bytes: int = msgspec.field(default=0, name="octets")  # the name in the store's file
     scheduled: int = 0
 
     def count(self, record: Record, times: int) -> None:
         """Add a record (``times`` 1) or take it off (-1)."""
         name = _COUNTS[record.state]
         setattr(self, name, getattr(self, name) + times)
-        self.octets += record.octets * times
+        self.size_bytes += record.size_bytes * times
 
 
 _COUNTS: dict[int, str] = {
@@ -128,13 +128,13 @@ class Table(Protocol):
     # What the disk asks it for (see ``events``: Due and Search).
 
     def due(
-        self, service: bytes, now_ms: int, limit: int, octets: int, skip: Container[bytes]
+        self, service: bytes, now_ms: int, limit: int, size_bytes: int, skip: Container[bytes]
     ) -> tuple[list[Record], bool, int]:
         """The records, ``has_more`` and ``next_ms`` of a ``DueFound``."""
 
-    def page(self, after: int, wanted: "Wanted", limit: int, octets: int) -> tuple[list[Record], bool]:
-        """Records with a seq above ``after`` in its order, ``limit`` of them and ``octets`` in all, one at
-        least; and True if there are more.
+    def page(self, after: int, wanted: "Wanted", limit: int, size_bytes: int) -> tuple[list[Record], bool]:
+        """Records with a seq above ``after`` in its order, ``limit`` of them and ``size_bytes`` in all, at
+        least one; and True if there are more.
         """
 
     def next_due(self) -> dict[bytes, int]:

@@ -75,7 +75,7 @@ _UNREAD: Final = Opened(None, START, 1, 0, 0, [], Totals(), {})
 
 
 class Replica:
-    """Replication for one node of ``pair``. ``new_store``: 16 random octets, new for each run of the process.
+    """Replication for one node of ``pair``. ``new_store``: 16 random bytes, new for each run of the process.
 
     Every input returns outputs, to be carried out in sequence. Until the disk was read it only remembers.
     """

@@ -23,8 +23,8 @@ from bstar_broker.store.core.records import Record
 # the disk; few enough that other clients' requests do not wait behind them.
 _SERVICE_MAX = 512
 _RUNNING_MAX = 8_192
-_OCTETS_MAX = 64 << 20
-_LOOK_OCTETS = 8 << 20
+_BYTES_MAX = 64 << 20
+_LOOK_BYTES = 8 << 20
 # After a refusal of the broker.
 _PAUSE_S = 0.1
 # Identities of durable requests: the id, and a number that no client counts to, with the mark of a key. So
@@ -71,7 +71,7 @@ class Runner:
         self.running: dict[bytes, Record] = {}
         # Services that have, or had, pending requests.
         self.services: set[bytes] = set()
-        self._octets = 0
+        self._size_bytes = 0
         self._lanes: dict[bytes, Lane] = {}
         self._is_on = False
         # Requests that were submitted before this node began may have been begun by its predecessor.
@@ -93,7 +93,7 @@ class Runner:
         self.running.clear()
         self.commands.clear()
         self._lanes.clear()
-        self._octets = 0
+        self._size_bytes = 0
 
     # --- what the table says --------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class Runner:
         record = self.running.pop(request, None)
         if record is None:
             return []
-        self._octets -= _size(record)
+        self._size_bytes -= _size(record)
         self._lanes[record.service].running -= 1
         return self._broker.withdraw(identity_of(request), now)
 
@@ -157,7 +157,7 @@ class Runner:
                 skip = frozenset(
                     request for request, record in self.running.items() if record.service == service
                 )
-                outputs.append(Due(service, now_ms, _SERVICE_MAX - lane.running, _LOOK_OCTETS, skip))
+                outputs.append(Due(service, now_ms, _SERVICE_MAX - lane.running, _LOOK_BYTES, skip))
         return outputs
 
     def _has_room(self, service: bytes, lane: Lane, now: float) -> bool:
@@ -167,7 +167,7 @@ class Runner:
             and record.workers > 0
             and lane.running < _SERVICE_MAX
             and len(self.running) < _RUNNING_MAX
-            and self._octets < _OCTETS_MAX
+            and self._size_bytes < _BYTES_MAX
             and now >= lane.pause_until
             and not self._ledger.is_draining
         )
@@ -176,7 +176,7 @@ class Runner:
         if record.expires_ms and now_ms >= record.expires_ms:
             return []  # the next sweep ends it
         self.running[record.id] = record
-        self._octets += _size(record)
+        self._size_bytes += _size(record)
         lane.running += 1
         attempt = min(record.attempts + 1, 0xFFFF)
         request = Request(
@@ -213,7 +213,7 @@ class Runner:
                 # It was not executed, or the next leader has it executed.
                 self.attempts["returned"] += 1
                 del self.running[request]
-                self._octets -= _size(record)
+                self._size_bytes -= _size(record)
                 lane = self._lanes[record.service]
                 lane.running -= 1
                 lane.has_more = True

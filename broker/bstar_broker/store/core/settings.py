@@ -8,11 +8,11 @@ WhenAlone = Literal["refuse", "accept"]
 
 
 class StoreSettings(msgspec.Struct, frozen=True):
-    """Times in seconds, bounds in counts and octets; docs/configuration.md tells operators more."""
+    """Times in seconds, bounds in counts and bytes; docs/configuration.md tells operators more."""
 
     when_alone: WhenAlone = "refuse"
     requests_max: int = 10_000_000
-    octets_max: int = 64 << 30
+    bytes_max: int = 64 << 30
     keep_answers_s: float = 604_800.0
     keep_dead_s: float = 2_592_000.0
     attempts_max: int = 5

@@ -36,16 +36,16 @@ Role = Literal["primary", "backup"]
 class ReplicaSettings(msgspec.Struct, frozen=True):
     """Times in seconds. The leader goes on alone after ``peer_timeout_s`` without an Ack of its follower.
 
-    ``catch_up_octets_s`` bounds the rate at which a copy that does not count is brought up. While the peer is
-    away, the log keeps ``log_entries`` and ``log_octets`` for it at most; then it takes the table.
+    ``catch_up_bytes_s`` bounds the rate at which a copy that does not count is brought up. While the peer is
+    away, the log keeps ``log_entries`` and ``log_bytes`` for it at most; then it takes the table.
     ``has_arbiter``: an arbiter keeps the in-sync set (``in_sync``).
     """
 
     heartbeat_s: float = 0.25
     peer_timeout_s: float = 2.0
-    catch_up_octets_s: float = 50e6
+    catch_up_bytes_s: float = 50e6
     log_entries: int = 1_000_000
-    log_octets: int = 1 << 30
+    log_bytes: int = 1 << 30
     has_arbiter: bool = False
 
 

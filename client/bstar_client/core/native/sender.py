@@ -96,17 +96,17 @@ class Sender:
                 self.refuse_once(call, node, outputs)
             return
         rows: list[Call] = []
-        octets = 0
+        size_bytes = 0
         for call in calls:
             size = len(call.body[0])
             if call.extensions:
                 size += 2 + len(call.extensions)
-            if len(rows) == BATCH_ROWS_MAX or octets + size > BATCH_BYTES_MAX:
+            if len(rows) == BATCH_ROWS_MAX or size_bytes + size > BATCH_BYTES_MAX:
                 outputs.append(self._batch(rows, node, now))
                 rows = []
-                octets = 0
+                size_bytes = 0
             rows.append(call)
-            octets += size
+            size_bytes += size
         if len(rows) == 1:
             self.send(rows[0], node, outputs, now)
         elif rows:

@@ -59,7 +59,7 @@ class Session:
         settings: SessionSettings | None = None,
         counters: Counters | None = None,
     ) -> None:
-        assert len(client_id) == 16, "a client id has 16 octets"
+        assert len(client_id) == 16, "a client id has 16 bytes"
         settings = settings or SessionSettings()
         self.counters = counters or Counters()
         self._nodes = Nodes(

@@ -68,7 +68,7 @@ class Heard(msgspec.Struct, frozen=True, gc=False):
 class Job(msgspec.Struct, eq=False, gc=False):
     """One request at a worker, from its arrival until its reply or error is sent.
 
-    ``identity`` is the native identity (24 octets), or MDP's client address. ``deadline`` is when the
+    ``identity`` is the native identity (24 bytes), or MDP's client address. ``deadline`` is when the
     client stops waiting. ``connection`` is the connection it came by: its reply goes there or nowhere.
     """
 
@@ -96,7 +96,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
     # the time before it reads the list; the handler's thread adds to the list before it reads the time.
     cancelled_at: float | None = None
     on_cancel: list[Callable[[], object]] | None = None
-    # For the shell's journal: when its handler was called (0: not yet) and returned, and the octets of its
+    # For the shell's journal: when its handler was called (0: not yet) and returned, and the bytes of its
     # PARTIALs.
     began_at: float = 0.0
     ended_at: float = 0.0
@@ -157,7 +157,7 @@ class NativeWorker:
 
     def failure(self, job: Job, code: int, text: str, retry_ms: int = OWN_BACKOFF) -> list[bytes]:
         """End a request without a reply: ``[header 04] [text]``, for RETRY also ``[milliseconds]``"""
-        return native.encode_error(job.identity, job.epoch, code, _octets(text), retry_ms=retry_ms)
+        return native.encode_error(job.identity, job.epoch, code, _to_bytes(text), retry_ms=retry_ms)
 
     def declined(self, job: Job, text: bytes, data: bytes) -> list[bytes]:
         """The handler declines the request: ``[header 04] [text]``, and ``[data]`` if there is any."""
@@ -242,7 +242,7 @@ class Mdp02Worker:
 
     def failure(self, job: Job, code: int, text: str, retry_ms: int = OWN_BACKOFF) -> list[bytes]:
         """``[MDPW02] [04] [client] [] [500] [text]``"""
-        return MDP02.encode_final(job.identity, [b"500", _octets(text)])
+        return MDP02.encode_final(job.identity, [b"500", _to_bytes(text)])
 
     def declined(self, job: Job, text: bytes, data: bytes) -> list[bytes]:
         """``[MDPW02] [04] [client] [] [500] [text]``"""
@@ -330,5 +330,5 @@ def _requests(message: native.Message) -> Heard:
     )
 
 
-def _octets(text: str) -> bytes:
+def _to_bytes(text: str) -> bytes:
     return text.encode("utf-8", "replace")[:TEXT_BYTES_MAX]

@@ -144,19 +144,19 @@ def why_unbegun(job: Job) -> tuple[ErrorCode, str]:
 class ReplyBatch:
     """Replies to one client that go out in one message."""
 
-    __slots__ = ("bodies", "jobs", "octets")
+    __slots__ = ("bodies", "jobs", "size_bytes")
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
         self.bodies: list[bytes] = []
-        self.octets = 0
+        self.size_bytes = 0
 
     def add(self, job: Job, body: bytes) -> bool:
         """Add a reply; False if the batch has no room for it."""
-        octets = self.octets + len(body)
-        if octets > BATCH_BYTES_MAX or len(self.jobs) >= BATCH_ROWS_MAX:
+        size_bytes = self.size_bytes + len(body)
+        if size_bytes > BATCH_BYTES_MAX or len(self.jobs) >= BATCH_ROWS_MAX:
             return False
-        self.octets = octets
+        self.size_bytes = size_bytes
         self.jobs.append(job)
         self.bodies.append(body)
         return True

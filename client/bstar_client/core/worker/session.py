@@ -25,14 +25,14 @@ from bstar_client.core.worker.jobs import Jobs, ReplyBatch, WorkerLimits, why_un
 from bstar_client.core.worker.node_sessions import NodeSession, NodeSessions
 from bstar_client.core.worker.outputs import Abandon, Cancel, Ended, Fenced, Open, WorkerOutput
 
-# A number that was derived from a key has at least this first octet.
+# A number that was derived from a key has at least this first byte.
 _KEYED = 0x40
 
 
 class WorkerCore:
     """A worker for one service. ``jitter`` returns numbers in 0 ≤ x < 1.
 
-    ``name``: 20 octets, unique, the first of them not zero; it names the connections. Empty: no keepalives.
+    ``name``: 20 bytes, unique, the first of them not zero; it names the connections. Empty: no keepalives.
     """
 
     def __init__(
