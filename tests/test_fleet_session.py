@@ -241,7 +241,7 @@ def test_plain_mdp_resets_the_socket_of_its_own_node() -> None:
 
 def test_a_question_about_a_service_goes_to_the_services_pair() -> None:
     client = fleet(pins=PINS)
-    for mmi in ("mmi.service", "mmi.workers"):
+    for mmi in ("mmi.service", "mmi.workers", "mmi.descriptions"):
         assert [call(client, mmi, name).pair for name in (b"e.1", b"n.1")] == [0, 2]
 
 

@@ -92,7 +92,7 @@ def test_bodies_are_compared_to_the_last_octet_whether_views_or_not(size: int) -
 
 def test_management_requests_may_name_anything() -> None:
     desk = Desk()
-    for service in (b"mmi.service", b"mmi.workers", b"mmi.services", b"mmi.unknown"):
+    for service in (b"mmi.service", b"mmi.workers", b"mmi.services", b"mmi.descriptions", b"mmi.unknown"):
         management = Management(desk.ledger, lambda now: pytest.fail("not asked"))
         body = management.answer(service, [view(LARGE)], Pictures(), 0.0)
         assert body[0] in (b"200", b"404", b"501")

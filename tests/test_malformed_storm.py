@@ -88,7 +88,7 @@ class Storm:
     def service(self) -> bytes:
         if self.random.random() < 0.1:
             return self.random.choice(
-                (b"mmi.service", b"mmi.state", b"mmi.workers", b"mmi.services", b"mmi.x")
+                (b"mmi.service", b"mmi.state", b"mmi.workers", b"mmi.descriptions", b"mmi.services", b"mmi.x")
             )
         return self.random.choice(self.services)
 

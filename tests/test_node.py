@@ -348,7 +348,7 @@ def batch_of(service: bytes, bodies: list[bytes]) -> list[bytes]:
     return native.encode_requests(bytes(range(16)), service, numbers, [0] * len(bodies), bodies)
 
 
-@pytest.mark.parametrize("service", [b"mmi.state", b"mmi.services", b"mmi.workers"])
+@pytest.mark.parametrize("service", [b"mmi.state", b"mmi.services", b"mmi.workers", b"mmi.descriptions"])
 def test_a_batch_of_management_requests_costs_one_picture(node: Node, service: bytes) -> None:
     """300 snapshots of 1,000 services took seconds, and the peer took the role over."""
     with_services(node, 1_000)

@@ -178,7 +178,8 @@ def _workers_table(workers: Sequence[ListedWorker]) -> Table:
             since = f"{now - timedelta(seconds=each.registered_s):%Y-%m-%d %H:%M:%S}"
         stuck = f"stuck for {each.silent_s:.0f} s" if each.silent_s else ""
         note = f"drained by {each.drain_why}" if each.drain_why else stuck
-        values = (each.worker, each.service, each.dialect, each.in_flight, each.credit)
+        service = f"{each.service} {each.service_version}" if each.service_version else each.service
+        values = (each.worker, service, each.dialect, each.in_flight, each.credit)
         shown.add_row(*map(cell, (*values, *process, since, note)))
     return shown
 

@@ -38,6 +38,7 @@ from bstar_client.arguments.settings import LinkSettings
 from bstar_client.core.figures import WorkerFigures
 from bstar_client.journal import JournalPlace
 from bstar_client.sync.worker import Worker
+from bstar_client.workers.describe import KINDS, first_line
 from bstar_client.workers.handlers import Request, WorkerHooks
 from bstar_client.workers.replies import ReplyStore
 from bstar_client.workers.typed import bind
@@ -95,6 +96,8 @@ class App:
         timeout: float | None = None,
         dedupe: ReplyStore | None = None,
         hooks: WorkerHooks | None = None,
+        version: str = "",
+        description: str | None = None,
     ) -> Callable[[_Function], _Function]:
         """Decorator: the function handles the requests of service ``name``.
 
@@ -111,7 +114,11 @@ class App:
 
         def declare(function: _Function) -> _Function:
             self._check(function, f"service {name!r}")
-            options = {"credit": credit, "handler_timeout_s": timeout, "dedupe": dedupe, "hooks": hooks}
+            about = first_line(function) if description is None else description
+            options = {
+                "credit": credit, "handler_timeout_s": timeout, "dedupe": dedupe, "hooks": hooks,
+                "version": version, "description": about,
+            }  # fmt: skip
             if _is_async(function):
                 if threads is not None:
                     raise ConfigurationError(f"service {name!r} is async: it has no threads, but credit")
@@ -316,14 +323,18 @@ class Life:
             function = _without(function, given)
         # What is around it gets the request, and the reply as it is sent.
         function = bind(function)
+        kinds = getattr(function, KINDS, {})
         around = [each for each in self.app._around if _is_async(each) == service.is_async]  # noqa: SLF001
         if not around:
             return function
         if inspect.isasyncgenfunction(service.function):
-            return _around_stream(function, around)
-        for each in reversed(around):
-            function = functools.partial(_go_around, each, function)
-        return _as_async(function) if service.is_async else function
+            function = _around_stream(function, around)
+        else:
+            for each in reversed(around):
+                function = functools.partial(_go_around, each, function)
+            function = _as_async(function) if service.is_async else function
+        setattr(function, KINDS, kinds)
+        return function
 
     def _serve(self, loop: "ThreadLoop") -> None:
         """Until it is over. Every worker has ended then."""

@@ -34,6 +34,7 @@ from bstar.star import (
     Tick,
 )
 from bstar.wire import native
+from bstar.wire.description import Description, encode_description
 from bstar.wire.dialect import Dialect
 from bstar.wire.messages import ErrorCode, Process, Ready, Request
 from bstar.wire.peer import PeerState
@@ -152,7 +153,9 @@ class Stage:
                 )
             self.carry_out(self.it.step(PeerMessage(said), self.now))
 
-    def worker(self, name: str = "w1", service: str = "echo", credit: str = "1", batches: str = "") -> None:
+    def worker(
+        self, name: str = "w1", service: str = "echo", credit: str = "1", batches: str = "", version: str = ""
+    ) -> None:
         self.workers.add(name.encode())
         process = Process("shop-3", 4711, "0.1.0")
         ready = Ready(
@@ -163,6 +166,7 @@ class Stage:
             credit=int(credit),
             takes_batches=bool(batches),
             process=process,
+            description=encode_description(Description(version)),
         )
         self.it.broker.ledger.address = lambda: "10.0.0.7"
         self.carry_out(self.it.act(partial(self.it.broker.receive, ready), self.now))

@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from bstar.wire import mmi
+from bstar_broker.core import descriptions
 from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.records import COUNTERS, Held, ServiceRecord, WorkerRecord, peer_label
 from bstar_broker.core.services import recent
@@ -24,6 +25,9 @@ _KEPT_S_OF_ROW = 60e-6
 _WORKERS_OF_ROW = 10
 # A smaller one takes less than a millisecond, and is made anew for every message.
 _ROWS_KEPT_MIN = 100
+
+# Those whose body is the name of a service.
+_OF_ONE = (mmi.Service.WORKERS, mmi.Service.DESCRIPTIONS)
 
 T = TypeVar("T")
 
@@ -69,7 +73,7 @@ class Management:
         if asked is mmi.Service.SERVICE:
             is_offered = argument in ledger.own_services or self._is_offered(argument, pictures, now)
             return [mmi.OK if is_offered else mmi.NOT_FOUND]
-        if asked is not mmi.Service.WORKERS:
+        if asked not in _OF_ONE:
             argument = b""
         elif argument and argument not in ledger.services:
             return [mmi.NOT_FOUND]
@@ -91,6 +95,10 @@ class Management:
                     for record in _first(ledger.services.values())
                 ]
             )
+        if asked is mmi.Service.DESCRIPTIONS:
+            if argument:
+                return _encode(descriptions.listed(ledger.services[bytes(argument)]))
+            return _encode([descriptions.summary(record) for record in _first(ledger.services.values())])
         if asked is mmi.Service.WORKERS:
             listed = self._workers_of(bytes(argument), pictures) if argument else ledger.workers.values()
             return _encode([worker_state(worker, now) for worker in _first(listed)])
@@ -129,6 +137,7 @@ def listed_worker(worker: WorkerRecord, now: float) -> ListedWorker:
         address=worker.address,
         version=worker.process.version,
         registered_s=round(now - worker.registered_at, 3),
+        service_version="" if worker.description is None else worker.description.version,
     )
 
 
@@ -187,6 +196,8 @@ def _service_state(record: ServiceRecord, held: Held, now: float) -> ServiceStat
         pause_why=record.pause_why,
         drained=record.drained,
         paused_for_s=0.0 if record.paused_until == math.inf else round(record.paused_until - now, 3),
+        versions=descriptions.versions(record),
+        description=descriptions.text(record),
         **{name: getattr(tally, name) for name in COUNTERS},
     )
 

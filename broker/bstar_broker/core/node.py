@@ -338,11 +338,11 @@ class Node:
         return self.broker.receive_singly(message, manage, now)
 
     def _manage(self, message: Request, pictures: Pictures, now: float) -> list[Output]:
-        """Answer a management request. Native clients ask the active node, except for a node's own state."""
+        """Answer a management request. Native clients ask the active node, except for what any node knows."""
         if (
             message.dialect == Dialect.NATIVE
             and not self.machine.is_active
-            and message.service != mmi.Service.STATE.value
+            and message.service not in mmi.OF_ANY_NODE
         ):
             return self.broker.refuse(message, now)
         body = self.management.answer(message.service, message.body, pictures, now)

@@ -190,6 +190,7 @@ class WorkerRecord:
     process: Process = NO_PROCESS
     address: str = ""
     registered_at: float = 0.0
+    description: "ServiceDescription | None" = None
     # True if its last dispatch was a batch.
     last_bundle: Bundle | None = None
     # Above 0 while it holds a suspect: it gets nothing more until it is empty (``dispatch``).
@@ -224,6 +225,16 @@ class Group(msgspec.Struct, eq=False):
     key: bytes
     workers: list[WorkerRecord] = []
     lost: int = 0
+
+
+class ServiceDescription(msgspec.Struct, eq=False):
+    """What ``workers`` of any service say in the same ``frame``. ``schemas`` are JSON, by what each is of."""
+
+    frame: bytes
+    version: str
+    text: str
+    schemas: dict[str, msgspec.Raw]
+    workers: int = 0
 
 
 class Held(msgspec.Struct):
@@ -296,6 +307,8 @@ class ServiceRecord:
     # Workers with credit left, the least recently used first. Leaving is O(1) from anywhere.
     idle: OrderedDict[WorkerRecord, None] = field(default_factory=OrderedDict)
     workers: int = 0
+    # How many of them describe it so.
+    descriptions: dict[ServiceDescription, int] = field(default_factory=dict)
     # Workers that are stuck now.
     stuck: int = 0
     # Workers that an operator drains.

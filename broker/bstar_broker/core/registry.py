@@ -18,6 +18,7 @@ from bstar.wire.messages import (
 )
 from bstar.wire.refusals import SERVICES_FULL
 from bstar_broker.core.bundles import Bundles
+from bstar_broker.core.descriptions import Descriptions
 from bstar_broker.core.dispatch import Dispatcher
 from bstar_broker.core.endings import Endings
 from bstar_broker.core.keepalives import Keepalives
@@ -91,6 +92,7 @@ class WorkerRegistry:
         self._endings = endings
         self._dispatch_queued = dispatcher.dispatch_queued
         self._keepalives = Keepalives(ledger)
+        self._descriptions = Descriptions()
         # Those that workers name, by their keys.
         self._groups: dict[bytes, Group] = {}
         self._outcasts = Outcasts(
@@ -138,6 +140,8 @@ class WorkerRegistry:
         if ledger.observer is not None:
             ledger.observer.registered(worker, now)
         outputs: list[Output] = []
+        if message.description:
+            outputs += self._describe(worker, message.description)
         lease = worker.lease
         heartbeat_ms, expiry_ms = round(lease.heartbeat_s * 1000), round(lease.expiry_s * 1000)
         welcome = codec.welcome(sender, message.envelope, ledger.status(now), heartbeat_ms, expiry_ms)
@@ -175,6 +179,27 @@ class WorkerRegistry:
             address="" if is_front else self._ledger.address(),
             registered_at=now,
         )
+
+    def _describe(self, worker: WorkerRecord, frame: bytes) -> list[Output]:
+        """Keep what it says of its service."""
+        description, of_service = self._descriptions.add(frame), worker.service.descriptions
+        if description is None:
+            return self._ledger.note(
+                "descriptions-full",
+                f"there is no room for what a worker of {worker.service.title} says of it: workers describe "
+                "their services in too many ways",
+            )
+        worker.description = description
+        of_service[description] = of_service.get(description, 0) + 1
+        return []
+
+    def _forget_description(self, worker: WorkerRecord) -> None:
+        description, of_service = worker.description, worker.service.descriptions
+        if description is not None:
+            self._descriptions.remove(description)
+            of_service[description] -= 1
+            if not of_service[description]:
+                del of_service[description]
 
     def _front_lease(self, message: Ready, now: float) -> Lease:
         busy_s, expiry_s = self._ledger.settings.busy_timeout_s, message.expiry_ms / 1000
@@ -413,6 +438,7 @@ class WorkerRegistry:
             ledger.observer.lost(worker, reason, now)
         del self._workers[worker.routing_id]
         self._keepalives.remove(worker)
+        self._forget_description(worker)
         service = worker.service
         service.workers -= 1
         service.tally.workers_lost += worker.held > 0

@@ -23,6 +23,9 @@ class ServiceState(msgspec.Struct, frozen=True):
     often a worker became stuck. ``paused``: 1 while an operator holds its requests back, because of
     ``pause_why``, for ``paused_for_s`` more (0: until it is resumed). An operator drains
     ``drained`` of the workers.
+
+    ``versions`` counts the workers of each version, those without one under ""; empty if none has one.
+    ``description``: how most workers describe it, "" if none does.
     """
 
     service: str
@@ -54,6 +57,8 @@ class ServiceState(msgspec.Struct, frozen=True):
     paused_for_s: float = 0.0
     drained: int = 0
     declined: int = 0
+    versions: dict[str, int] = {}
+    description: str = ""
 
 
 class WorkerState(msgspec.Struct, frozen=True):
@@ -72,9 +77,9 @@ class WorkerState(msgspec.Struct, frozen=True):
 
 
 class ListedWorker(WorkerState, frozen=True):
-    """One worker for operators. ``host``, ``pid`` and ``version`` are its own words, empty and 0 if it told
-    none. ``address`` is where it connects from. It has been registered for ``registered_s``. An empty
-    ``address`` and None are those of a node that tells nothing of them.
+    """One worker for operators. ``host``, ``pid``, ``version`` (of the library) and ``service_version`` are
+    its own words, empty and 0 if it told none. ``address`` is where it connects from. It has been registered
+    for ``registered_s``. An empty ``address`` and None are those of a node that tells nothing of them.
     """
 
     host: str = ""
@@ -82,6 +87,7 @@ class ListedWorker(WorkerState, frozen=True):
     address: str = ""
     version: str = ""
     registered_s: float | None = None
+    service_version: str = ""
 
 
 class RequestState(msgspec.Struct, frozen=True):

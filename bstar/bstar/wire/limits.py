@@ -28,6 +28,12 @@ HEADERS_BYTES_MAX = 8_000
 HOST_BYTES_MAX = 64
 VERSION_BYTES_MAX = 32
 
+# What a worker says of its service: room for the schemas of large bodies. Its texts are one line
+# of a listing.
+DESCRIPTION_BYTES_MAX = 65_536
+DESCRIPTION_CHARS_MAX = 200
+SERVICE_VERSION_CHARS_MAX = 64
+
 # A text that travels in an ERROR or BUSY message is for people.
 TEXT_BYTES_MAX = 4_096
 

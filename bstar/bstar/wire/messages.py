@@ -144,6 +144,7 @@ class Ready(msgspec.Struct, gc=False):
     ``keepalive``: the routing id of a second connection of its process, empty without one. Through a front:
     ``heartbeat_ms`` and ``expiry_ms`` are its lease, and ``beats_while_busy``: it is never silent. A worker
     with ``expiry_ms`` NEVER_MS may be silent while it is idle. Workers of one ``group`` are lost together.
+    ``description``: the frame in which it describes the service, empty without one.
     """
 
     sender: bytes
@@ -160,6 +161,7 @@ class Ready(msgspec.Struct, gc=False):
     takes_extended: bool = False
     process: Process = NO_PROCESS
     group: bytes = b""
+    description: bytes = b""
 
 
 class Partial(msgspec.Struct, gc=False):

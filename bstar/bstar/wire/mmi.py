@@ -4,10 +4,13 @@
     mmi.services  body: anything           answer: [200] [JSON array of {"service", "workers", "queued"}]
     mmi.workers   body: a service's name   answer: [200] [JSON array of {"worker", "service", …}], or [404];
                   (empty: all of them)
+    mmi.descriptions
+                  body: a service's name   answer: [200] [JSON array of {"workers", "version", …}], or [404]
+                  (empty: all of them)             [200] [JSON array of {"service", "workers", "versions", …}]
     mmi.state     body: anything           answer: [200] [JSON object: the node, its peer, services, counters]
     any other     answer: [501]
 
-The first is the standard's; the next three are ours. The broker reads the last body frame, and its answer has
+The first is the standard's; the next four are ours. The broker reads the last body frame, and its answer has
 no more frames than the table says (the published brokers disagree on both points).
 """
 
@@ -26,4 +29,9 @@ class Service(enum.Enum):
     SERVICE = b"mmi.service"
     SERVICES = b"mmi.services"
     WORKERS = b"mmi.workers"
+    DESCRIPTIONS = b"mmi.descriptions"
     STATE = b"mmi.state"
+
+
+# Asked of one node, active or not: its state, and what its workers say.
+OF_ANY_NODE = (Service.STATE.value, Service.DESCRIPTIONS.value)

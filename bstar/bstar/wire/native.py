@@ -307,11 +307,13 @@ def encode_ready(
     takes_extended: bool = False,
     keepalive: bytes = NO_IDENTITY,
     extensions: bytes = b"",
+    description: bytes = b"",
 ) -> Frames:
-    """``[header 09]`` with the service's name; ``credit`` is how many requests it takes at once.
+    """``[header 09]`` with the service's name, and ``[description]`` if there is one; ``credit`` is how many
+    requests it takes at once.
 
     ``keepalive`` is the routing id of the worker's keepalive, 24 bytes, the first of them not zero.
-    ``extensions``: what it tells of its process.
+    ``extensions``: what it tells of its process. ``description``: how it describes the service.
     """
     check_service(service)
     assert len(keepalive) == IDENTITY_BYTES
@@ -319,7 +321,7 @@ def encode_ready(
         raise LocalProtocolError(f"a worker's credit is 1 to {CREDIT_MAX}, not {credit}")
     flags = FLAG_BATCHES * takes_batches | FLAG_EXTENDED * takes_extended
     head = header(READY, flags=flags, identity=keepalive, epoch=epoch, value=credit, service=service)
-    return [head + extensions]
+    return [head + extensions, description] if description else [head + extensions]
 
 
 def encode_partial(identity: bytes, epoch: int, index: int, body: Frames) -> Frames:

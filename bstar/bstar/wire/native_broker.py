@@ -13,7 +13,7 @@ from bstar.wire.batches import final_rows, request_rows
 from bstar.wire.declined import data_behind, read_declined
 from bstar.wire.dialect import Asker, Dialect, Envelope, Frames, WorkRequest
 from bstar.wire.extensions import process_of
-from bstar.wire.limits import CREDIT_MAX, SERVICE_BYTES_MAX, TEXT_BYTES_MAX
+from bstar.wire.limits import CREDIT_MAX, DESCRIPTION_BYTES_MAX, SERVICE_BYTES_MAX, TEXT_BYTES_MAX
 from bstar.wire.messages import (
     NEVER_MS,
     OWN_BACKOFF,
@@ -157,6 +157,8 @@ def _read_ready(frames: Frames, fields: native.Fields, service: bytes) -> Ready:
         keepalive,
         takes_extended=flags & native.FLAG_EXTENDED != 0,
         process=process_of(frames[1][native.HEADER_BYTES + len(service) :]),
+        # A frame of a large message is a view.
+        description=bytes(frames[2][: DESCRIPTION_BYTES_MAX + 1]) if len(frames) > 2 else b"",
     )
 
 

@@ -30,7 +30,6 @@ from bstar_client.core.calls import Result
 from bstar_client.journal import JournalPlace
 from bstar_client.workers.handlers import WorkerHooks
 from bstar_client.workers.replies import ReplyStore
-from bstar_client.workers.typed import bind
 from bstar_client.workers.worker import BaseWorker
 
 if TYPE_CHECKING:  # most workers serve none
@@ -67,6 +66,8 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
         service: str | bytes,
         handler: AsyncHandler | None = None,
         *,
+        version: str = "",
+        description: str | None = None,
         pins: Mapping[str, str] | None = None,
         dialect: Dialect = "native",
         credit: int | None = None,
@@ -90,6 +91,8 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
             endpoints,
             service,
             handler,
+            version=version,
+            description=description,
             pins=pins,
             dialect=dialect,
             credit=credit,
@@ -119,7 +122,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
     def handler(self, function: _AsyncHandlerT) -> _AsyncHandlerT:
         """Decorator: ``@worker.handler`` makes the function the worker's handler."""
         check_async_handler(function)
-        self._handler = bind(function)
+        self._handler = self._bind(function)
         return function
 
     # --- life ---------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ DEFAULT = msgspec.UNSET
 _HEADER_BYTES = 64
 # What such services answer depends on the pair, not on the name.
 _BROKERS = (mmi.PREFIX, durable.PREFIX)
+_OF_A_SERVICE = (Service.SERVICE.value, Service.WORKERS.value, Service.DESCRIPTIONS.value)
 
 
 class MapOptions(TypedDict, total=False):
@@ -235,7 +236,7 @@ class Requests:
                 f"{service.decode(errors='replace')} asks the store of one pair, but this client has "
                 f"{len(fleet.pairs)} pairs: use submit(), result() and so on, or a client of one pair"
             )
-        if frames[-1] and service in (Service.SERVICE.value, Service.WORKERS.value):
+        if frames[-1] and service in _OF_A_SERVICE:
             return fleet.place(frames[-1])
         raise LocalProtocolError(
             f"{service.decode(errors='replace')} asks one broker about itself, but this client has "

@@ -18,7 +18,6 @@ from bstar_client.arguments.checks import check_handler
 from bstar_client.links.unclosed import guard
 from bstar_client.sync.worker_loop import WorkerLoop
 from bstar_client.workers.handlers import Handler
-from bstar_client.workers.typed import bind
 from bstar_client.workers.worker import THREADS_MAX, BaseWorker
 
 _HandlerT = TypeVar("_HandlerT", bound=Handler)
@@ -68,6 +67,10 @@ class Worker(BaseWorker[Handler]):
     executed again. ``ReplyMemory()`` is for this process, ``ReplyFile(path)`` for all workers
     of a machine and across restarts (docs/guarantees.md, "One answer per key").
 
+    ``version``: of the service, as "1.4". ``description``: what it does, in one line; None for the first line
+    of the handler's docstring. The nodes show both to everyone who may look, with the schemas of typed bodies
+    (docs/clients.md, "What a service says of itself").
+
     ``dialect="mdp02"`` speaks plain MDP/0.2 to any broker. ``heartbeat_s`` and ``liveness`` must be the
     broker's; in the native dialect the broker tells both.
 
@@ -98,7 +101,7 @@ class Worker(BaseWorker[Handler]):
     def handler(self, function: _HandlerT) -> _HandlerT:
         """Decorator: ``@worker.handler`` makes the function the worker's handler."""
         check_handler(function)
-        self._handler = self._loop.handler = bind(function)
+        self._handler = self._loop.handler = self._bind(function)
         return function
 
     # --- life ---------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ from bstar_client.arguments.codecs import (
     to_model,
 )
 from bstar_client.arguments.declined import Declined
+from bstar_client.workers.describe import KINDS
 from bstar_client.workers.handlers import Request
 
 BAD_BODY = "bad-body"
@@ -73,9 +74,11 @@ def bind(handler: Callable[..., Any]) -> Callable[[Request], Any]:
     check_arguments(handler, *(None, None)[: 1 + has_request])
     if not parameters:
         return handler
-    read = _reader(_resolved(parameters[0].annotation, handler), handler)
-    reply = _resolved(inspect.signature(handler).return_annotation, handler, may_fail=read is None)
-    write = _writer(reply, handler)
+    body = _resolved(parameters[0].annotation, handler)
+    read = _reader(body, handler)
+    answer = _resolved(inspect.signature(handler).return_annotation, handler, may_fail=read is None)
+    part, reply = _replies(answer, handler)
+    write = _writer(part, reply, handler)
     if read is None and write is None and not has_request:
         return handler
     read = read or (lambda request: request)
@@ -89,6 +92,8 @@ def bind(handler: Callable[..., Any]) -> Callable[[Request], Any]:
     call.__qualname__ = name_of_handler(handler)
     # Its own, so that nobody binds it again.
     call.__signature__ = _OF_A_REQUEST  # type: ignore[attr-defined]  # inspect reads it
+    kinds = {"request": bytes if _is_request(body) else body, "reply": reply, "part": part}
+    setattr(call, KINDS, {what: kind for what, kind in kinds.items() if not _is_raw(kind)})
     return call
 
 
@@ -217,18 +222,27 @@ def _frame_of(request: Request) -> bytes:
 # --- replies ------------------------------------------------------------------------------------------------
 
 
-def _writer(kind: Any, handler: Callable[..., object]) -> Write | None:
-    """Makes frames of what the handler returns; None if they are ones."""
+def _replies(kind: Any, handler: Callable[..., object]) -> tuple[Any, Any]:
+    """The types of the parts and of the FINAL of what the handler returns; the first None if it has no parts.
+
+    Octets are no type that is encoded.
+    """
     if typing.get_origin(kind) in _AWAITED:
         kind = typing.get_args(kind)[-1]
-    if _is_raw(kind):
-        return None
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     is_generator = is_any(handler, inspect.isgeneratorfunction) or is_any(handler, inspect.isasyncgenfunction)
     if origin in _STREAMS and (is_generator or origin not in (Iterable, AsyncIterable)):
-        part = _encoder(arguments[0], handler)
-        final = _encoder(arguments[2] if origin is Generator else None, handler)
-        return lambda answer, request: _write_stream(answer, _codec_to(request), part, final)
+        return arguments[0], arguments[2] if len(arguments) > 2 else _NONE
+    return None, kind
+
+
+def _writer(part: Any, kind: Any, handler: Callable[..., object]) -> Write | None:
+    """Makes frames of what the handler returns, of these types; None if they are frames."""
+    if _is_raw(part) and _is_raw(kind):
+        return None
+    if part is not None:
+        encode_part, final = _encoder(part, handler), _encoder(kind, handler)
+        return lambda answer, request: _write_stream(answer, _codec_to(request), encode_part, final)
     whole = _encoder(kind, handler)
 
     def write(answer: Any, request: Request) -> Any:

@@ -37,8 +37,10 @@ from bstar_client.core.worker.node_sessions import WorkerCounters
 from bstar_client.core.worker.session import WorkerCore
 from bstar_client.journal import JournalPlace, WorkJournal, named_after
 from bstar_client.links.links import SOCKETS
+from bstar_client.workers.describe import check_description, check_version, first_line, frame_of
 from bstar_client.workers.handlers import Request, WorkerHooks
 from bstar_client.workers.replies import ReplyStore
+from bstar_client.workers.typed import bind
 
 if TYPE_CHECKING:  # most workers serve none
     from bstar.net.http_endpoint import HttpPlace
@@ -95,6 +97,8 @@ class BaseWorker(ABC, Generic[_HandlerT]):
         service: str | bytes,
         handler: _HandlerT | None = None,
         *,
+        version: str = "",
+        description: str | None = None,
         pins: Mapping[str, str] | None = None,
         dialect: Dialect = "native",
         credit: int | None = None,
@@ -152,6 +156,11 @@ class BaseWorker(ABC, Generic[_HandlerT]):
             raise ConfigurationError(
                 "dedupe needs the native dialect: plain MDP/0.2 has no identities for requests"
             )
+        self._version, self._description = check_version(version), check_description(description)
+        if is_plain and (version or description):
+            raise ConfigurationError(
+                "version and description need the native dialect: plain MDP/0.2 describes no services"
+            )
         self.service = to_name(service)
         if self.service.startswith(PREFIX):
             raise LocalProtocolError(f"services named mmi. belong to the broker: {printable(self.service)}")
@@ -171,10 +180,13 @@ class BaseWorker(ABC, Generic[_HandlerT]):
             journal=None if journal is None else named_after(journal, pair),
             http=None if http is None else _place_of(http),
         )
+        self._dialect = (
+            Mdp02Worker(heartbeat_s, expiry_s) if is_plain else NativeWorker(process=_this_process())
+        )
         self._core = WorkerCore(
             self.endpoints,
             self.service,
-            Mdp02Worker(heartbeat_s, expiry_s) if is_plain else NativeWorker(process=_this_process()),
+            self._dialect,
             jitter=random.random,
             limits=limits,
             # The name of its connections; a routing id of libzmq's own begins with a zero.
@@ -188,6 +200,14 @@ class BaseWorker(ABC, Generic[_HandlerT]):
         self._init_shell()
         if handler is not None:
             self.handler(handler)
+
+    def _bind(self, function: Callable[..., Any]) -> Callable[[Request], Any]:
+        """The handler as a function of a Request; the nodes are told what it says of the service."""
+        bound = bind(function)
+        if isinstance(self._dialect, NativeWorker):
+            told = first_line(function) if self._description is None else self._description
+            self._dialect.description = frame_of(self.service, self._version, told, bound)
+        return bound
 
     @abstractmethod
     def _init_shell(self) -> None:

@@ -110,7 +110,7 @@ class NativeWorker:
     """The native dialect: epochs, deadlines, errors.
 
     ``heartbeat_s`` and ``expiry_s`` hold until a broker tells others in WELCOME. ``process``: what the broker
-    is told of the worker's process.
+    is told of the worker's process. ``description``: the frame in which it is told of the service.
     """
 
     is_confirming = True  # the broker confirms a registration
@@ -120,10 +120,14 @@ class NativeWorker:
     ) -> None:
         self.heartbeat_s = heartbeat_s
         self.expiry_s = expiry_s
+        self.description = b""
         self._extensions = b"" if process == NO_PROCESS else process_extension(process)
 
     def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes) -> list[bytes]:
-        """Register: ``[header 09]``. A worker that takes one request at a time has no use for batches."""
+        """Register: ``[header 09]``, and ``[description]`` if there is one.
+
+        A worker that takes one request at a time has no use for batches.
+        """
         return native.encode_ready(
             service,
             credit=credit,
@@ -132,6 +136,7 @@ class NativeWorker:
             takes_extended=credit > 1,
             keepalive=keepalive,
             extensions=self._extensions,
+            description=self.description,
         )
 
     def heartbeat(self, epoch: int) -> list[bytes]:
