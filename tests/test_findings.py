@@ -183,6 +183,10 @@ def test_a_dead_letter_that_was_closed_is_not_found() -> None:
     assert names(*dead, store(dead=0, ended={"dead": 5})) == []
 
 
+def test_a_declined_request_is_no_finding() -> None:
+    assert names(store(), store(dead=5, ended={"dead": 0, "declined": 5})) == []
+
+
 def test_what_is_to_be_done_about_a_store_is_said_once() -> None:
     trouble = f"the peer's store is not heard: {findings.START_OR_FORCE}"
     [finding] = found(store(is_leading=False, trouble=trouble))

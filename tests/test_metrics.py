@@ -191,8 +191,8 @@ def test_a_node_with_a_durable_store_tells_what_it_holds_and_what_its_disk_does(
 
 def test_the_ends_of_durable_requests_are_there_from_the_first_scrape() -> None:
     found = samples(node_state(store=store_state(ended={})))
-    ends = ("answered", "dead", "cancelled")
-    assert [value(found, "bstar_store_ended_total", state=end) for end in ends] == [0, 0, 0]
+    ends = ("answered", "dead", "declined", "cancelled")
+    assert [value(found, "bstar_store_ended_total", state=end) for end in ends] == [0, 0, 0, 0]
     assert value(samples(node_state(store=store_state())), "bstar_store_ended_total", state="dead") == 2
 
 
@@ -335,7 +335,7 @@ LABELS = {
     "to": "the states of a node",
     "voter": "peer and arbiter",
     "about": "requests and events",
-    "state": "STORE_STATES",
+    "state": "STORE_STATES and STORE_ENDS",
     "end": "the ends of an attempt",
     "front": "the fronts of a node",
     "kind": "the kinds of peers of a front",

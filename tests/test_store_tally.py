@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from bstar.wire import durable
+from bstar.wire.declined import declined_text
 from bstar.wire.durable import Cause
 from bstar_broker.store.core.commands import Failed
 from bstar_broker.store.core.durable import DurableStore
@@ -56,8 +59,20 @@ def test_an_end_counts_once_and_what_changes_nothing_does_not() -> None:
     command = Failed(b"i", Cause.FAILED, "")
     changes = [Change(command, b"i", pending, dead), Change(command, b"i", dead, dead)]
     tally.applied(Applied(1, changes, Totals(dead=1)), 1, 0.0)
-    assert tally.ended == {"answered": 0, "dead": 1, "cancelled": 0}
+    assert tally.ended == {"answered": 0, "dead": 1, "cancelled": 0, "declined": 0}
     assert tally.totals.dead == 1
+
+
+def test_a_declined_request_is_no_dead_letter_that_somebody_must_look_at() -> None:
+    tally = Tally()
+    pending = Record(1, b"i", b"s", "", [], 0, 0, 0, 1, 0, 0, 0)
+    text = declined_text("no-such-sku", "we do not sell 7").decode()
+    declined = replace(pending, state=durable.State.DEAD, cause=Cause.FAILED, text=text)
+    expired = replace(declined, cause=Cause.EXPIRED)
+    command = Failed(b"i", Cause.FAILED, text)
+    changes = [Change(command, b"i", pending, new) for new in (declined, expired)]
+    tally.applied(Applied(1, changes, Totals(dead=2)), 1, 0.0)
+    assert tally.ended == {"answered": 0, "dead": 1, "cancelled": 0, "declined": 1}
 
 
 def store_of(solo: SoloStore) -> DurableStore:
@@ -78,7 +93,7 @@ def test_the_store_reports_each_entry_and_each_fetched_answer() -> None:
     assert told.entries == [*before, before[-1] + 1]
     solo.ask(durable.Service.RESULT, durable.encode(durable.Fetch(request)))
     assert told.fetches == []
-    assert store_of(solo).state(solo.now).ended == {"answered": 0, "dead": 0, "cancelled": 1}
+    assert store_of(solo).state(solo.now).ended == {"answered": 0, "dead": 0, "cancelled": 1, "declined": 0}
 
 
 def test_acknowledgements_with_one_copy_are_counted() -> None:

@@ -352,7 +352,8 @@ class StoreState(msgspec.Struct, frozen=True):
     is behind the leader's. ``catch_up`` is the part of a lagging copy's way that is done, 1.0 if it lags not.
     ``running``: requests at the broker, waiting for a worker or at one. ``oldest_pending_s``: since when the
     oldest request that is due waits. ``lag_s``: for how long the follower's disk has been behind. ``ended``
-    counts the ends that this node applied, by state; ``acknowledged_alone`` those acknowledged with one copy.
+    counts the ends that this node applied: states, and "declined", which is not among the "dead" there.
+    ``acknowledged_alone``: those acknowledged with one copy.
     """
 
     is_leading: bool

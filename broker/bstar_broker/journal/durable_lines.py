@@ -11,7 +11,6 @@ from zlib import crc32
 import msgspec
 
 from bstar.journal import Journal
-from bstar.wire.declined import read_declined
 from bstar.wire.durable import Cause, State
 from bstar_broker.store.core.commands import Swept
 from bstar_broker.store.core.events import Applied, Change
@@ -104,8 +103,7 @@ class DurableLines:
 
 
 def _cause_of(record: Record) -> bytes:
-    is_declined = record.cause == Cause.FAILED and read_declined(record.text.encode()) is not None
-    return b"declined" if is_declined else _CAUSES[record.cause]
+    return b"declined" if record.is_declined else _CAUSES[record.cause]
 
 
 def _step_of(change: Change) -> str | None:

@@ -49,7 +49,9 @@ SERVICES_MAX = 200
 OTHER = "other"
 
 STORE_STATES = ("pending", "answered", "dead", "cancelled")
-"""Where a durable request in the store is. The first is no end."""
+"""Where a durable request in the store is."""
+STORE_ENDS = ("answered", "dead", "declined", "cancelled")
+"""How a durable request ends. Among those in the store, declined ones are dead."""
 
 _STATES = ("PRIMARY", "BACKUP", "ACTIVE", "PASSIVE", "ERROR")
 _PEER_STATES = ("PRIMARY", "BACKUP", "ACTIVE", "PASSIVE", "UNKNOWN")
@@ -388,7 +390,7 @@ def _store(store: StoreState) -> Iterator[Metric]:
     text = "Durable requests in the store, by state."
     yield _labelled(Gauge, "bstar_store_requests", text, "state", states)
     # The first scrape has them all: Prometheus sees no increase in a series that begins.
-    ended = {name: store.ended.get(name, 0) for name in STORE_STATES[1:]}
+    ended = {name: store.ended.get(name, 0) for name in STORE_ENDS}
     yield _labelled(Counter, "bstar_store_ended", "Durable requests that ended, by state.", "state", ended)
     text = "Attempts at durable requests that ended at the broker."
     yield _labelled(Counter, "bstar_store_attempts", text, "end", store.attempts)

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import msgspec
 
+from bstar.wire.declined import read_declined
 from bstar.wire.durable import Cause, Repeat, Standing, State
 
 
@@ -46,6 +47,11 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     def size_bytes(self) -> int:
         """The bytes of body, headers and answer."""
         return sum(map(len, self.body)) + len(self.headers) + sum(map(len, self.answer))
+
+    @property
+    def is_declined(self) -> bool:
+        """True if it is dead because its handler declined it."""
+        return self.cause == Cause.FAILED and read_declined(self.text.encode()) is not None
 
     def standing(self) -> Standing:
         """What a client may know of it."""

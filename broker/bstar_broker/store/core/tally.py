@@ -7,7 +7,7 @@ from bstar_broker.core.outputs import Notice
 from bstar_broker.store.core.events import Applied
 from bstar_broker.store.core.records import Record, Totals
 
-_ENDS = (State.ANSWERED, State.DEAD, State.CANCELLED)
+_ENDS = {State.ANSWERED: "answered", State.DEAD: "dead", State.CANCELLED: "cancelled"}
 
 
 class StoreObserver(Protocol):
@@ -34,7 +34,8 @@ class Tally:
     def __init__(self) -> None:
         self.totals = Totals()
         self.observer: StoreObserver | None = None
-        self.ended = {state.name.lower(): 0 for state in _ENDS}
+        # A declined request is dead as well, but an answer: nobody needs to look at it.
+        self.ended = dict.fromkeys((*_ENDS.values(), "declined"), 0)
         self.acknowledged_alone = 0
         # Those that were told of last; 0 while it does not lead.
         self.copies = 0
@@ -49,7 +50,7 @@ class Tally:
         for change in applied.changes:
             new = change.new
             if new is not None and new is not change.old and new.state in _ENDS:
-                self.ended[State(new.state).name.lower()] += 1
+                self.ended["declined" if new.is_declined else _ENDS[State(new.state)]] += 1
         if self.observer is not None:
             self.observer.applied(applied, epoch, now)
 
