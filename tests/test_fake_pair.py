@@ -312,6 +312,23 @@ def test_an_app_that_does_not_start_says_why_and_ends_its_resources(is_async: bo
     assert log[0].log == ["open", "started", "closed in the loop", "closed"]
 
 
+def test_a_resource_of_an_app_can_be_replaced() -> None:
+    log: list[Shelf] = []
+    mine, other = Shelf(), AsyncShelf()
+    with fake(shop(log), resources={Shelf: mine, AsyncShelf: other}) as client:
+        assert client.request("stock", b"").body == b"SEVEN"
+        assert client.request("async stock", b"1").body == b"open"
+    assert mine.log == ["open", "started", "asked"]
+    assert not log, "the resources of the App were not made"
+
+
+def test_a_resource_that_an_app_does_not_have_is_not_replaced() -> None:
+    with pytest.raises(ConfigurationError, match="no resource of type int; it has: Shelf, AsyncShelf"):
+        fake(shop([]), resources={int: 7})
+    with pytest.raises(ConfigurationError, match="give fake"):
+        fake({"echo": echo}, resources={int: 7})
+
+
 # --- futures ------------------------------------------------------------------------------------------------
 
 
@@ -497,6 +514,7 @@ def test_a_request_can_be_made_for_a_handler_alone() -> None:
     assert remaining_s is not None
     assert 0 <= remaining_s <= 5
     assert len(request.identity) == 24
+    assert Request.of(identity=b"order 4711").identity == b"order 4711"
     assert Request.of([b"a", b"b"]).frames == (b"a", b"b")
     assert Request.of().remaining() is None
 
@@ -504,6 +522,8 @@ def test_a_request_can_be_made_for_a_handler_alone() -> None:
 def test_a_request_for_a_handler_alone_is_one_that_a_client_could_send() -> None:
     with pytest.raises(TypeError):
         Request.of("text")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="an identity is bytes, not str"):
+        Request.of(identity="order 4711")  # type: ignore[arg-type]
     with pytest.raises(LocalProtocolError):
         Request.of(b"", headers={"a name with spaces": "x"})
 

@@ -46,6 +46,25 @@ def test_workers_run_a_handler_of_the_test() -> None:
         assert p.client(timeout=20).request("shout", b"x").body == b"X"
 
 
+def test_a_process_finds_the_pair_and_has_the_variables_that_it_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BSTAR_KEY", "the user's own")
+    ask = "import os, bstar_client; print(bstar_client.HAClient().request('echo', os.environb[b'BSTAR_X']))"
+    with pair() as p:
+        asker = p.start_process("asker", [sys.executable, "-c", ask], {"BSTAR_X": "as given"})
+        assert asker.wait_exit() == 0, asker.trouble()
+        assert "as given" in asker.log()
+
+
+def test_an_unknown_option_of_a_pair_names_those_that_there_are() -> None:
+    with (
+        pytest.raises(TypeError, match=r"pair\(\) has no option 'worker'; its options: workers, handler, "),
+        pair(worker=2),
+    ):
+        pass
+
+
 def test_a_process_that_ends_by_itself_fails_the_block_and_its_log_is_kept() -> None:
     with pytest.raises(HarnessError, match="ended by themselves: stray") as caught:  # noqa: PT012, SIM117 - it fails at its end
         with pair(workers=0) as p:

@@ -31,9 +31,9 @@ from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 import msgspec
 
 from bstar.errors import ClosedError, ConfigurationError, LocalProtocolError
-from bstar.fleet import Endpoints
 from bstar.security import Security
 from bstar_client.aio.worker import AsyncWorker
+from bstar_client.arguments.environment import NOT_GIVEN, Given
 from bstar_client.arguments.settings import LinkSettings
 from bstar_client.core.figures import WorkerFigures
 from bstar_client.journal import JournalPlace
@@ -63,11 +63,14 @@ class Service(msgspec.Struct, frozen=True):
 
 
 class App:
-    """The services of one program. The arguments are those of ``Worker``, for all services."""
+    """The services of one program. The arguments are those of ``Worker``, for all services.
+
+    Without ``endpoints`` they and the keys come from BSTAR_… variables when it runs.
+    """
 
     def __init__(
         self,
-        endpoints: Endpoints,
+        endpoints: Given = NOT_GIVEN,
         *,
         pins: Mapping[str, str] | None = None,
         link: LinkSettings | None = None,
@@ -203,10 +206,16 @@ class App:
 
 
 class Life:
-    """One run of an App, until ``over`` is set."""
+    """One run of an App, until ``over`` is set. ``resources``: values that stand in for those of the App."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, resources: Mapping[type, Any] | None = None) -> None:
         self.app = app
+        self._given = dict(resources or {})
+        for kind in self._given:
+            if kind not in app._resources:  # noqa: SLF001 - its own App's
+                known = ", ".join(each.__qualname__ for each in app._resources) or "none"  # noqa: SLF001
+                name = getattr(kind, "__qualname__", repr(kind))
+                raise ConfigurationError(f"the App has no resource of type {name}; it has: {known}")
         self.over = app._over  # noqa: SLF001 - its own App's
         self.workers: list[Worker | AsyncWorker] = []
         self._values: dict[type, Any] = {}
@@ -263,12 +272,16 @@ class Life:
 
     def _enter(self, kind: type, function: Callable[..., Any], loop: "Loop", stack: ExitStack) -> None:
         is_async = _is_async(function)
+        if is_async:
+            self._async_kinds.add(kind)
+        if kind in self._given:
+            self._values[kind] = self._given[kind]
+            return
         given = self._taken(function, is_async=is_async)
         if is_async:
             inner = AsyncExitStack()
             manager = asynccontextmanager(function)(**given)
             self._values[kind] = loop.run(inner.enter_async_context(manager))
-            self._async_kinds.add(kind)
             stack.callback(lambda: loop.run(inner.aclose()))
         else:
             self._values[kind] = stack.enter_context(contextmanager(function)(**given))

@@ -10,6 +10,7 @@ that it started, also after a failure, and the reaper does so if the harness its
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -295,9 +296,16 @@ class Pair:
             worker.launch()
         return tuple(workers)
 
-    def start_process(self, name: str, argv: Sequence[str]) -> Process:
-        """Start any other process; its log is in the pair's folder, and the pair ends it."""
-        process = Process(name, argv, folder=self.folder, note=self.note)
+    def start_process(
+        self, name: str, argv: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> Process:
+        """Start any other process; its log is in the pair's folder, and the pair ends it.
+
+        BSTAR_ENDPOINTS leads it to this pair; it inherits no other BSTAR_… variable. ``environment`` is its
+        own and wins over what it inherits.
+        """
+        variables = {"BSTAR_ENDPOINTS": ",".join(self.endpoints), **(environment or {})}
+        process = Process(name, argv, folder=self.folder, note=self.note, environment=variables)
         self._others.append(process)
         process.launch()
         return process
@@ -360,6 +368,11 @@ def pair(*, workers: int = 1, handler: str = "echo", service: str = "echo", **op
     the block fails, the folder with configurations and logs stays and the error names it. A process that
     ended by itself fails the block, too.
     """
+    known = ["workers", "handler", "service", *inspect.signature(Pair).parameters]
+    known.remove("folder")  # it makes its own
+    for name in options:
+        if name not in known:
+            raise TypeError(f"pair() has no option {name!r}; its options: {', '.join(known)}")
     folder = Path(tempfile.mkdtemp(prefix="bstar-pair-"))
     with Pair(folder, **options) as made:
         made.start()

@@ -66,18 +66,22 @@ class Request(msgspec.Struct, frozen=True, eq=False, gc=False):
         timeout: float | None = None,
         is_redelivered: bool = False,
         attempt: int = 1,
+        identity: bytes | None = None,
     ) -> Self:
         """A request for the test of a handler alone: ``quote(Request.of(b"apple"))``.
 
-        ``timeout``: how many seconds its client waits. The errors of a wrong body or wrong headers are those
-        of ``HAClient.request``.
+        ``timeout``: how many seconds its client waits. ``identity``: a new one unless it is given; two
+        requests of one identity are a request and its repetition. The errors of a wrong body or wrong headers
+        are those of ``HAClient.request``.
         """
+        if not isinstance(identity, bytes | None):
+            raise TypeError(f"an identity is bytes, not {type(identity).__name__}")
         extensions = b"" if headers is None else headers_extensions(headers)
         deadline = None if timeout is None else time.monotonic() + timeout
         return cls(
             b"test",
             tuple(to_frames(body)),
-            os.urandom(24),
+            os.urandom(24) if identity is None else identity,
             is_redelivered,
             1,
             deadline,

@@ -27,16 +27,20 @@ _RESTART_S = 1.0
 _LOOK_S = 0.001
 
 
-def fake(handlers: Handlers | App, **options: Any) -> "FakePair":
+def fake(
+    handlers: Handlers | App, *, resources: Mapping[type, Any] | None = None, **options: Any
+) -> "FakePair":
     """A pair with its workers in this process: the production cores, no socket, and virtual time.
 
         with fake({"price": quote}) as client:
             assert client.request("price", b"apple").body == b"3"
 
     ``handlers``: an App, or what ``Worker`` or ``AsyncWorker`` would call for each service, sync or async.
-    ``options`` are those of ``HAClient``. ``with`` gives an HAClient, ``async with`` an AsyncHAClient.
+    ``resources``: what an App's services get instead of its own resources, by their types, as in
+    ``{Database: Database(":memory:")}``. ``options`` are those of ``HAClient``. ``with`` gives an HAClient,
+    ``async with`` an AsyncHAClient.
     """
-    return FakePair(handlers, **options)
+    return FakePair(handlers, resources=resources, **options)
 
 
 class FakePair:
@@ -46,7 +50,11 @@ class FakePair:
     deadline. It stands still while a handler runs.
     """
 
-    def __init__(self, handlers: Handlers | App, **options: Any) -> None:
+    def __init__(
+        self, handlers: Handlers | App, *, resources: Mapping[type, Any] | None = None, **options: Any
+    ) -> None:
+        if resources is not None and not isinstance(handlers, App):
+            raise ConfigurationError("resources stand in for those of an App: give fake() the App")
         self._options = options
         self._world = World()
         self._faults = Faults()
@@ -54,7 +62,7 @@ class FakePair:
         self._nodes[0].peer, self._nodes[1].peer = self._nodes[1], self._nodes[0]
         self._net = MemoryNet(self._world, self._nodes, is_client=True)
         self._worker_net = MemoryNet(self._world, self._nodes, is_client=False)
-        self._life = Life(handlers) if isinstance(handlers, App) else None
+        self._life = Life(handlers, resources) if isinstance(handlers, App) else None
         self._resources = ExitStack()
         self._handlers = handlers
         self._workers: list[MemoryWorker] = []
