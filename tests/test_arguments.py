@@ -346,6 +346,15 @@ def test_credit_beyond_the_threads_says_what_to_write() -> None:
     Worker(NODE, "echo", credit=2000, threads=16)
 
 
+def test_threads_that_could_never_work_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"credit=1 never has more .* 4 threads cannot all work"):
+        Worker(NODE, "echo", credit=1, threads=4)
+    with pytest.raises(ConfigurationError, match="one request at a time: credit and threads must be 1"):
+        Worker(NODE, "echo", threads=4, dialect="mdp02")
+    Worker(NODE, "echo", credit=4, threads=4)
+    Worker(NODE, "echo", threads=1, dialect="mdp02")
+
+
 @pytest.mark.parametrize("kind", [HAClient, AsyncHAClient, Worker, AsyncWorker])
 def test_a_context_of_asyncios_sockets_is_refused(kind: Callable[..., object]) -> None:
     with zmq.asyncio.Context() as context:

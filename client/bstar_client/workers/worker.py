@@ -12,7 +12,6 @@ import zmq
 import bstar
 from bstar.base.printable import printable
 from bstar.errors import ClosedError, ConfigurationError, ForkedError, LocalProtocolError
-from bstar.fleet import Endpoints
 from bstar.security import Security
 from bstar.wire.limits import CREDIT_MAX
 from bstar.wire.messages import Process
@@ -28,6 +27,7 @@ from bstar_client.arguments.checks import (
     to_seconds_or_none,
     warn_of_lone_nodes,
 )
+from bstar_client.arguments.environment import Given, or_environment
 from bstar_client.arguments.settings import Dialect, LinkSettings, Net, secured
 from bstar_client.core.figures import WorkerFigures, figures_of
 from bstar_client.core.worker.dialects import Mdp02Worker, NativeWorker
@@ -93,7 +93,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
     @names_its_class
     def __init__(
         self,
-        endpoints: Endpoints,
+        endpoints: Given,
         service: str | bytes,
         handler: _HandlerT | None = None,
         *,
@@ -119,6 +119,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
         journal: JournalPlace | None = None,
         http: "HttpPlace | str | None" = None,
     ) -> None:
+        endpoints, security = or_environment(endpoints, security)
         fleet = check_shared(endpoints, pins, dialect, link, context, journal)
         check_instance(hooks, WorkerHooks, "hooks")
         check_store(dedupe)
@@ -144,14 +145,21 @@ class BaseWorker(ABC, Generic[_HandlerT]):
                 f"without threads a worker has as many as credit, {self._credit_max} at most: for credit "
                 f"{limits.credit} say how many handlers run at once, threads=16"
             )
+        if is_plain and (limits.credit != 1 or (threads or 1) != 1):
+            raise ConfigurationError(
+                "plain MDP/0.2 gives a worker one request at a time: credit and threads must be 1"
+            )
+        if threads is not None and threads > limits.credit:
+            raise ConfigurationError(
+                f"a worker with credit={limits.credit} never has more requests at once, so {threads} threads "
+                f"cannot all work: give it credit={threads} or more, or fewer threads"
+            )
         if backoff_max_s < backoff_min_s:
             raise ConfigurationError(
                 f"backoff_max_s, {backoff_max_s}, is below backoff_min_s, {backoff_min_s}"
             )
         heartbeat_s = to_seconds(heartbeat_s, "heartbeat_s")
         expiry_s = heartbeat_s * to_count(liveness, "liveness", 1)
-        if is_plain and limits.credit != 1:
-            raise ConfigurationError("plain MDP/0.2 gives a worker one request at a time: credit must be 1")
         if is_plain and dedupe is not None:
             raise ConfigurationError(
                 "dedupe needs the native dialect: plain MDP/0.2 has no identities for requests"
@@ -172,7 +180,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
             service=self.service,
             is_plain=is_plain,
             limits=limits,
-            threads=min(limits.credit, threads or limits.credit),
+            threads=threads or limits.credit,
             dedupe=dedupe,
             hooks=hooks or WorkerHooks(),
             link=secured(link or LinkSettings(), security),
