@@ -180,6 +180,7 @@ def test_a_full_queue_is_busy_until_the_deadline_and_nothing_is_executed(stage: 
             with pytest.raises(BusyError) as caught:
                 stage.client.request("full", b"apple", timeout=1)
             assert not caught.value.may_have_executed
+            assert caught.value.retry_after_s
         assert stage.client.request("price", b"apple").body == b"3"
 
 

@@ -591,6 +591,7 @@ def test_busy_is_retried_after_its_hint_until_the_deadline(served: Desk) -> None
     error = served.error_of(call)
     assert isinstance(error, BusyError)
     assert error.reason == "full"
+    assert error.retry_after_s == pytest.approx(0.4 * 1.5**3)
 
 
 def test_a_busy_broker_that_has_room_again_answers(served: Desk) -> None:

@@ -203,7 +203,10 @@ def test_a_dead_letter_is_listed_and_tried_again(client: HAClient, store: FakeSt
     ids = list(client.submit_many("price", [b"a", b"b", b"c"]))
     store.end(ids[1], state=State.DEAD, attempts=5, cause=Cause.FAILED, text="ValueError: no")
     [dead] = list(client.dead_letters(bodies=True))
-    assert (dead.id, dead.cause, dead.text, dead.frames) == (ids[1], "failed", "ValueError: no", (b"b",))
+    assert (dead.id, dead.cause, dead.text, dead.body) == (ids[1], "failed", "ValueError: no", b"b")
+    [without] = list(client.dead_letters())
+    with pytest.raises(ValueError, match="bodies=True"):
+        without.body  # noqa: B018 - it raises
     with pytest.raises(DeadLetterError, match="after 5 attempts: failed: ValueError: no") as caught:
         client.result(ids[1])
     assert caught.value.may_have_executed

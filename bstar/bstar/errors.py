@@ -128,11 +128,14 @@ class BusyError(RefusedError):
     """A queue was full until the call's deadline.
 
     ``reason`` is what the broker said last; None if the client itself had too many requests outstanding.
+    ``retry_after_s``: after how many seconds the client would have sent it again, by the broker's hint and
+    longer after each BUSY; None where ``reason`` is.
     """
 
-    def __init__(self, text: str, *, reason: str | None = None) -> None:
+    def __init__(self, text: str, *, reason: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(text)
         self.reason = reason
+        self.retry_after_s = retry_after_s
 
 
 class RejectedError(RefusedError):

@@ -61,7 +61,8 @@ def test_a_busy_pair_asks_callers_to_come_back() -> None:
     async def check(office: FakePair, http: httpx.AsyncClient) -> None:
         with office.busy():
             answer = await http.post("/quotes", json=PARCEL)
-        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+        assert answer.status_code == 503
+        assert 1 <= int(answer.headers["Retry-After"]) <= 5
         assert not answer.json()["may_have_executed"]
 
     in_memory(check)
@@ -107,13 +108,10 @@ def test_a_stop_finishes_the_request_under_way() -> None:
     with pair(workers=0) as p, socket.create_server(("127.0.0.1", 0)) as free:
         address = "127.0.0.1", free.getsockname()[1]
         free.close()
-        nodes = f"BSTAR_ENDPOINTS={','.join(p.endpoints)}"
-        p.start_process(
-            "office", ["env", nodes, "PRINT_S=3", sys.executable, "-m", "bstar_cli", "run", "parcels:app"]
-        )
-        served = p.start_process(
-            "api", ["env", nodes, sys.executable, "-m", "uvicorn", "api:api", "--port", str(address[1])]
-        )
+        argv = [sys.executable, "-m", "bstar_cli", "run", "parcels:app"]
+        p.start_process("office", argv, {"PRINT_S": "3"})
+        argv = [sys.executable, "-m", "uvicorn", "api:api", "--port", str(address[1])]
+        served = p.start_process("api", argv)
         served.wait_for_log("Uvicorn running")
         with (
             httpx.Client(base_url=f"http://127.0.0.1:{address[1]}", timeout=60) as http,

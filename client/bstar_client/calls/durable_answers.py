@@ -72,7 +72,7 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
     ``"failed"``, ``"declined"`` (for ``code``), ``"poison"``, ``"expired"`` or ``"rejected"``; ``text`` is
     what the last attempt said. Times are Unix seconds, None where there is none; ``due_at`` is the time of
     the next attempt, or the next one of a schedule, ``last_at`` the last for which a schedule made a request.
-    ``frames``: its body, if asked for.
+    ``frames`` and ``body``: what was submitted, if asked for with ``bodies=True``.
     """
 
     id: str
@@ -91,6 +91,15 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
     frames: tuple[bytes, ...] = ()
     last_at: float | None = None
     code: str = ""
+
+    @property
+    def body(self) -> bytes:
+        """The one frame of its body. ValueError without it, and if there are several: read ``frames``."""
+        if not self.frames:
+            raise ValueError("the body was not asked for: list the requests with bodies=True")
+        if len(self.frames) != 1:
+            raise ValueError(f"the body has {len(self.frames)} frames: read .frames, .body is for one")
+        return self.frames[0]
 
     def __repr__(self) -> str:
         """With the beginning of the body, if it was asked for, and of the text."""

@@ -88,7 +88,7 @@ def overdue(
     if sent.busy_count:
         busy = printable(sent.busy_text)
         text = f"{begin}: the broker was busy for {service} until then ({busy}). Nodes: {nodes}"
-        return BusyError(text, reason=busy)
+        return BusyError(text, reason=busy, retry_after_s=sent.busy_pause_s)
     lack = f"no node was active for {service}" if call.service else "no server could be asked"
     return NoActiveNodeError(f"{begin}: {lack}; it was not executed. Nodes: {nodes}", unreached=unreached)
 

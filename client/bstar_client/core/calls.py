@@ -154,6 +154,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
     was_dispatched: bool = False
     busy_count: int = 0
     busy_text: str = ""
+    busy_pause_s: float = 0.0
     partials: list[tuple[bytes, ...]] | tuple[()] = ()
     partials_count: int = 0
     # The connection of the PARTIALs so far.

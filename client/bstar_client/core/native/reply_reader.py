@@ -182,8 +182,9 @@ class ReplyReader:
         call.busy_count += 1
         call.busy_text = message.body[0].decode("utf-8", "replace") if message.body else "no reason told"
         growth = _BUSY_GROWTH ** min(call.busy_count - 1, 16)
-        pause_s = min(max(message.value / 1000, _BUSY_PAUSE_MIN_S) * growth, _BUSY_PAUSE_MAX_S)
-        self._calls.retry_later(call, pause_s, now)
+        hint_s = max(message.value / 1000, _BUSY_PAUSE_MIN_S)
+        call.busy_pause_s = min(hint_s * growth, _BUSY_PAUSE_MAX_S)
+        self._calls.retry_later(call, call.busy_pause_s, now)
 
 
 def stream_partial(call: Call, frames: tuple[bytes, ...], epoch: int, endpoint: str) -> Deliver:
