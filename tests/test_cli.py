@@ -33,9 +33,10 @@ from bstar.errors import (
 from bstar.settings import sample_configuration
 from bstar_cli import exits
 from bstar_cli.main import main
-from bstar_cli.options import DEFAULT_ENDPOINTS, fleet_of, parse_set
+from bstar_cli.options import fleet_of, parse_set
 from bstar_cli.worker import find_handler
 from bstar_client import HAClient, Request
+from bstar_client.arguments.environment import DEFAULT_ENDPOINTS
 from bstar_testing import Pair
 from bstar_testing.nodes import COMMAND
 from support.brokers import Broker, lone_broker

@@ -9,9 +9,12 @@ import pytest
 
 from bstar.errors import ConfigurationError
 from bstar.fleet import Fleet, Pair
+from bstar.security.keys import new_key, write_key
 from bstar.settings import load_fleet, sample_client_configuration
 from bstar_cli.main import main
-from bstar_cli.options import DEFAULT_ENDPOINTS, fleet_of
+from bstar_cli.options import fleet_of
+from bstar_client import App, HAClient, Request
+from bstar_client.arguments.environment import DEFAULT_ENDPOINTS
 
 EAST = ("tcp://east1:5001", "tcp://east2:5001")
 WEST = ("tcp://west1:5001", "tcp://west2:5001")
@@ -101,6 +104,41 @@ def test_commands_take_the_file_from_the_option_then_the_variable(
     monkeypatch.setenv("BSTAR_CLIENT_CONFIG", str(file))
     assert fleet_of(None, None).pairs == load_fleet(file).pairs
     assert fleet_of("tcp://x:1", None).endpoints == ("tcp://x:1",)
+
+
+def test_programs_that_name_no_endpoints_take_what_commands_take(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with HAClient() as client:
+        assert client.fleet.endpoints == tuple(DEFAULT_ENDPOINTS.split(","))
+    monkeypatch.setenv("BSTAR_ENDPOINTS", ",".join(EAST))
+    with HAClient() as client, HAClient(WEST[0]) as other:
+        assert (client.endpoints, other.endpoints) == (EAST, WEST[:1])
+    monkeypatch.delenv("BSTAR_ENDPOINTS")
+    monkeypatch.setenv("BSTAR_CLIENT_CONFIG", str(file))
+    with HAClient() as client:
+        assert client.fleet.pairs == load_fleet(file).pairs
+
+
+def test_the_key_comes_from_where_the_endpoints_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret, public = write_key(new_key("shop"), tmp_path)
+    monkeypatch.setenv("BSTAR_KEY", str(secret))
+    monkeypatch.setenv("BSTAR_SERVER_KEYS", str(public))
+    with HAClient() as client, HAClient(",".join(EAST)) as other:
+        assert "key shop" in repr(client)
+        assert "key" not in repr(other)
+
+
+def test_an_app_reads_the_variables_when_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = App()
+
+    @app.service("echo")
+    def echo(request: Request) -> bytes:
+        return request.body
+
+    monkeypatch.setenv("BSTAR_ENDPOINTS", "nonsense")
+    with pytest.raises(ConfigurationError, match="service 'echo': BSTAR_ENDPOINTS: "):
+        app.run()
 
 
 def test_semicolons_part_pairs(monkeypatch: pytest.MonkeyPatch) -> None:

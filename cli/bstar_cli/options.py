@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import msgspec
 import typer
 
-from bstar.base.endpoints import parse_endpoint
 from bstar.errors import ConfigurationError
 from bstar.fleet import Fleet
 from bstar.security import Security
 from bstar.security.trust import KEY_VARIABLE, SERVERS_VARIABLE
+from bstar_client.arguments.environment import DEFAULT_ENDPOINTS, fleet_of_environment, fleet_of_text
 
 # What few commands need is imported where it is used: on a busy machine each costs bstar status a tenth of a
 # second.
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from bstar.net.http_endpoint import HttpPlace
     from bstar.settings import Settings
     from bstar_client import JournalSettings
-
-DEFAULT_ENDPOINTS = "tcp://127.0.0.1:5001,tcp://127.0.0.1:5002"
 
 Dialect = Literal["native", "mdp02"]
 
@@ -237,42 +235,14 @@ class NodeConfiguration:
 
 
 def fleet_of(endpoints: str | None, config: Path | None) -> Fleet:
-    """The pairs: of one of the options, else of one of the variables, else the default."""
+    """The pairs: of one of the options, else those of a program that names none."""
     both = "both say where the nodes are"
     refuse(endpoints is not None and config, f"--endpoints and --config {both}: give one of them")
     if config is not None:
-        return _listed(config)
-    file, text = os.environ.get("BSTAR_CLIENT_CONFIG"), os.environ.get("BSTAR_ENDPOINTS")
-    if endpoints is None and file:
-        refuse(text, f"BSTAR_CLIENT_CONFIG and BSTAR_ENDPOINTS {both}: set one of them")
-        return _listed(file)
-    where, text = ("BSTAR_ENDPOINTS", text or DEFAULT_ENDPOINTS)
-    if endpoints is not None:
-        where, text = "--endpoints", endpoints
-    try:
-        for part in text.split(";"):
-            _check(where, part)
-        return Fleet.of(text)
-    except ConfigurationError as error:
-        raise ConfigurationError(str(error) if where in str(error) else f"{where}: {error}") from error
+        from bstar.settings import load_fleet  # noqa: PLC0415 - see above
 
-
-def _listed(file: str | Path) -> Fleet:
-    from bstar.settings import load_fleet  # noqa: PLC0415 - see above
-
-    return load_fleet(file)
-
-
-def _check(where: str, text: str) -> None:
-    """One pair's endpoints. An error names the option or file that has them."""
-    endpoints = [part.strip() for part in text.split(",") if part.strip()]
-    refuse(not endpoints, f"{where} names no endpoint: write tcp://ADDRESS:PORT,tcp://ADDRESS:PORT")
-    refuse(len(set(endpoints)) != len(endpoints), f"{where} names an endpoint twice: {text}")
-    for endpoint in endpoints:
-        try:
-            parse_endpoint(endpoint, bind=False)
-        except ValueError as error:
-            raise ConfigurationError(f"{where}: {error}") from error
+        return load_fleet(config)
+    return fleet_of_environment() if endpoints is None else fleet_of_text("--endpoints", endpoints)
 
 
 def parse_set(assignments: Sequence[str]) -> dict[str, object]:

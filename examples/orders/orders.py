@@ -22,7 +22,7 @@ RESTOCK_S = 60.0
 
 T = TypeVar("T")
 
-app = App(os.environ.get("BSTAR_ENDPOINTS", "tcp://127.0.0.1:5001,tcp://127.0.0.1:5002"))
+app = App()
 
 
 class Order(msgspec.Struct):

@@ -7,7 +7,6 @@ python shopkeeper.py dead                   the orders that ended without a rece
 python shopkeeper.py retry                  try those again whose goods were missing
 """
 
-import os
 import sys
 from collections.abc import Iterator
 
@@ -16,7 +15,6 @@ import msgspec
 from bstar_client import BstarError, HAClient, RequestStatus, RetryPolicy
 from orders import Delivery, Order, Receipt
 
-NODES = os.environ.get("BSTAR_ENDPOINTS", "tcp://127.0.0.1:5001,tcp://127.0.0.1:5002")
 # With the minute between two attempts, an order waits an hour for its goods.
 PATIENCE = RetryPolicy(max=60)
 
@@ -30,7 +28,7 @@ def dead(client: HAClient) -> Iterator[tuple[RequestStatus, Order | None]]:
     """The dead letters and their orders; None for a body that is no order."""
     for letter in client.dead_letters("order", bodies=True):
         try:
-            yield letter, msgspec.json.decode(letter.frames[0], type=Order)
+            yield letter, msgspec.json.decode(letter.body, type=Order)
         except msgspec.DecodeError:
             yield letter, None
 
@@ -64,7 +62,7 @@ def main(client: HAClient, words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    with HAClient(NODES, timeout=30) as shared:
+    with HAClient(timeout=30) as shared:
         try:
             main(shared, sys.argv[1:])
         except BstarError as error:

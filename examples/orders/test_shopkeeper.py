@@ -106,10 +106,8 @@ def test_dead_letters_are_listed_and_those_without_goods_tried_again(
 @pytest.mark.loopback
 def test_orders_survive_both_nodes_and_their_workers(books: Path) -> None:
     with pair(workers=0, has_store=True) as p:
-        served = p.start_process("shop", [
-            "env", f"BSTAR_ENDPOINTS={','.join(p.endpoints)}", f"ORDERS_DB={books}",
-            sys.executable, "-m", "bstar_cli", "run", "orders:app", "--processes", "2",
-        ])  # fmt: skip
+        argv = [sys.executable, "-m", "bstar_cli", "run", "orders:app", "--processes", "2"]
+        served = p.start_process("shop", argv, {"ORDERS_DB": str(books)})
         client = p.client(timeout=60)
         deliver(client, 20)
         stored = [place(client, f"order {number}", Order(7, 1)) for number in range(10)]

@@ -3,15 +3,12 @@
 python shrink.py SIDE FILE.ppm ...
 """
 
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, wait
 from pathlib import Path
 
 from bstar_client import Ask, CallFailed, HAClient
-
-NODES = os.environ.get("BSTAR_ENDPOINTS", "tcp://127.0.0.1:5001,tcp://127.0.0.1:5002")
 
 
 def shrink(client: HAClient, paths: Iterable[Path], side: int) -> Iterator[str]:
@@ -42,6 +39,6 @@ def sizes(client: HAClient, image: bytes, sides: Iterable[int], timeout: float) 
 
 
 if __name__ == "__main__":
-    with HAClient(NODES, timeout=60) as shared:
+    with HAClient(timeout=60) as shared:
         for line in shrink(shared, map(Path, sys.argv[2:]), int(sys.argv[1])):
             print(line)

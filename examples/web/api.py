@@ -6,7 +6,7 @@ The header ``Request-Timeout`` says how many seconds its caller waits; the call 
 SIGTERM uvicorn finishes the requests that it has, and then the lifespan closes the client.
 """
 
-import os
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
@@ -14,10 +14,9 @@ from typing import Annotated
 from fastapi import Depends, FastAPI, Header, Request
 from fastapi.responses import JSONResponse
 
-from bstar_client import AsyncHAClient, CallError, DeclinedError, HandlerError, RejectedError
+from bstar_client import AsyncHAClient, BusyError, CallError, DeclinedError, HandlerError, RejectedError
 from parcels import Label, Parcel, Quote
 
-NODES = os.environ.get("BSTAR_ENDPOINTS", "tcp://127.0.0.1:5001,tcp://127.0.0.1:5002")
 # What the service declines; its other codes are conflicts.
 STATUSES = {"bad-body": 422, "no-such-country": 404}
 
@@ -25,7 +24,7 @@ STATUSES = {"bad-body": 422, "no-such-country": 404}
 @asynccontextmanager
 async def lifespan(served: FastAPI) -> AsyncIterator[None]:
     """One client for the whole process."""
-    async with AsyncHAClient(NODES) as client:
+    async with AsyncHAClient() as client:
         served.state.client = client
         yield
 
@@ -71,5 +70,7 @@ async def failed(request: Request, error: Exception) -> JSONResponse:
             return JSONResponse(body, 400)
         case _ if error.may_have_executed:
             return JSONResponse(body, 504)
-        case _:  # busy, no active node, no worker in time: not executed
+        case BusyError(retry_after_s=float(seconds)):
+            return JSONResponse(body, 503, {"Retry-After": str(math.ceil(seconds))})
+        case _:  # no active node, no worker in time: not executed
             return JSONResponse(body, 503, {"Retry-After": "1"})

@@ -17,7 +17,7 @@ TARIFFS = {"CH": (700, 90), "NO": (1_900, 310)}
 # How long the printer takes for a label.
 PRINT_S = float(os.environ.get("PRINT_S", "0.1"))
 
-app = App(os.environ.get("BSTAR_ENDPOINTS", "tcp://127.0.0.1:5001,tcp://127.0.0.1:5002"))
+app = App()
 
 
 class Parcel(BaseModel):

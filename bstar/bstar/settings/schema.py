@@ -15,10 +15,10 @@ from bstar.settings.timing import ProfileName, Timing
 
 RESERVED_VARIABLES = {
     "BSTAR_CONFIG": "the configuration file of commands that take one",
-    "BSTAR_CLIENT_CONFIG": "the file that tells client commands where the pairs are",
-    "BSTAR_ENDPOINTS": "the endpoints that client commands connect to, separated by commas",
-    "BSTAR_KEY": "the secret key of client commands",
-    "BSTAR_SERVER_KEYS": "the public keys of the nodes that client commands trust, separated by commas",
+    "BSTAR_CLIENT_CONFIG": "the file that tells clients, workers and commands where the pairs are",
+    "BSTAR_ENDPOINTS": "the endpoints that clients, workers and commands connect to, separated by commas",
+    "BSTAR_KEY": "the secret key of clients, workers and commands",
+    "BSTAR_SERVER_KEYS": "the public keys of the nodes that they trust, separated by commas",
 }
 """``BSTAR_…`` variables that name no key."""
 

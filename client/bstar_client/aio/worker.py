@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import zmq
 
-from bstar.fleet import Endpoints
 from bstar.security import Security
 from bstar.wire.limits import CREDIT_MAX
 from bstar_client.aio.worker_loop import WorkerLoop
 from bstar_client.arguments.checks import check_async_handler
+from bstar_client.arguments.environment import Given
 from bstar_client.arguments.settings import Dialect, LinkSettings
 from bstar_client.core.calls import Result
 from bstar_client.journal import JournalPlace
@@ -62,7 +62,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
 
     def __init__(
         self,
-        endpoints: Endpoints,
+        endpoints: Given,
         service: str | bytes,
         handler: AsyncHandler | None = None,
         *,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from bstar.errors import LocalProtocolError
-from bstar.fleet import Endpoints, Fleet
+from bstar.fleet import Fleet
 from bstar.security import Security
 from bstar_client.arguments.checks import (
     check_function,
@@ -19,6 +19,7 @@ from bstar_client.arguments.checks import (
     to_timeout,
     warn_of_lone_nodes,
 )
+from bstar_client.arguments.environment import NOT_GIVEN, Given, or_environment
 from bstar_client.arguments.settings import ClientSettings, Dialect, LinkSettings, secured
 from bstar_client.calls.client_base import ClientBase
 from bstar_client.calls.requests import Requests
@@ -46,7 +47,7 @@ class Client(ClientBase):
     @names_its_class
     def __init__(
         self,
-        endpoints: Endpoints,
+        endpoints: Given = NOT_GIVEN,
         *,
         pins: Mapping[str, str] | None = None,
         dialect: Dialect = "native",
@@ -63,6 +64,7 @@ class Client(ClientBase):
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
         journal: "JournalPlace | None" = None,
     ) -> None:
+        endpoints, security = or_environment(endpoints, security)
         self.fleet = check_shared(endpoints, pins, dialect, link, context, journal)
         if on_event is not None:
             check_function(on_event, "on_event")

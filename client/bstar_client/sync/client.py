@@ -23,7 +23,9 @@ class HAClient(Caller, DurableCalls):
         with HAClient(["tcp://node1:5555", "tcp://node2:5555"]) as client:
             reply = client.request("echo", b"hello")
 
-    ``endpoints``: those of a pair, the primary first. For several pairs: a list of such lists, a mapping from
+    ``endpoints``: those of a pair, the primary first. Without them the client takes what the variables
+    BSTAR_ENDPOINTS (or BSTAR_CLIENT_CONFIG), BSTAR_KEY and BSTAR_SERVER_KEYS say, otherwise the pair of this
+    machine, as the ``bstar`` command does. For several pairs: a list of such lists, a mapping from
     the pairs' names to such lists, or a Fleet. Each service then belongs to one pair, by a hash
     (``bstar.fleet``) or by ``pins={"billing": "PAIR"}``. A pair that is down affects its own services only
     (docs/fleet.md).
