@@ -65,11 +65,15 @@ mutants: $(TOOLS) ## break the product on purpose, once per mutant, and see that
 
 # The parts are independent, and mypy takes as long as all others.
 check: $(TOOLS) ## style, types, layers of the house, generated files up to date, known vulnerabilities
-	@$(MAKE) --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) check-types check-style check-layers check-pages check-site check-audit
+	@$(MAKE) --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) check-types check-editor check-style check-layers check-pages check-site check-audit
 
-.PHONY: check-types check-style check-layers check-pages check-site check-audit
+.PHONY: check-types check-editor check-style check-layers check-pages check-site check-audit
 check-types:
 	$(BIN)/mypy
+
+# 9 s of CPU.
+check-editor:
+	$(BIN)/basedpyright
 
 check-style:
 	$(BIN)/ruff check .

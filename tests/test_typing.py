@@ -1,4 +1,4 @@
-"""What a type checker sees of the public names: mypy runs over this file, strictly, and that is the test.
+"""What a type checker sees of the public names: mypy and pyright run over this file, strictly.
 
 The functions here are not called, except by the last test, which runs one of them.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator, Iterator
 from contextlib import aclosing, closing
 from dataclasses import dataclass
@@ -192,6 +194,17 @@ def test_a_program_of_a_user_sees_the_type_that_it_asks_for(tmp_path: Path) -> N
     assert (status, trouble) == (0, ""), told
     revealed = re.findall(r'Revealed type is "([^"]*)"', told)
     assert revealed == ["shop.Price", "bstar_client.core.calls.Reply", "shop.Price"]
+
+
+@pytest.mark.loopback
+def test_an_editor_sees_the_type_that_a_program_asks_for(tmp_path: Path) -> None:
+    """As pyright tells a program outside of this repository."""
+    script = tmp_path / "shop.py"
+    script.write_text(SNIPPET)
+    command = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable, str(script)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    revealed = re.findall(r'Type of ".*" is "([^"]*)"', done.stdout)
+    assert revealed == ["Price", "Reply", "Price"], done.stdout + done.stderr
 
 
 async def async_calls(client: AsyncHAClient) -> list[Reply]:

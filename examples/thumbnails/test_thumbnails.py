@@ -81,7 +81,8 @@ def test_several_sizes_are_made_at_once() -> None:
 
 
 def test_a_handler_stops_between_rows_once_its_caller_has_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    studio, made = fake(app), []
+    studio = fake(app)
+    made: list[int] = []
 
     def slow_rows(*_: object) -> Iterator[bytes]:
         for number in range(1_000):

@@ -27,7 +27,7 @@ def thumbnail(image: bytes, request: Request) -> bytes:
     side = _side(request.headers.get("side", str(SIDE)))
     width, height, pixels = _read(image)
     box = -(-max(width, height) // side)
-    rows = []
+    rows: list[bytes] = []
     for row in shrunk_rows(width, height, pixels, box):
         if request.is_cancelled:
             return b""

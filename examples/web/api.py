@@ -7,7 +7,7 @@ SIGTERM uvicorn finishes the requests that it has, and then the lifespan closes 
 """
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Annotated
 
@@ -22,7 +22,7 @@ STATUSES = {"bad-body": 422, "no-such-country": 404}
 
 
 @asynccontextmanager
-async def lifespan(served: FastAPI) -> AsyncIterator[None]:
+async def lifespan(served: FastAPI) -> AsyncGenerator[None, None]:
     """One client for the whole process."""
     async with AsyncHAClient() as client:
         served.state.client = client

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
@@ -20,7 +20,7 @@ LABEL = {"Idempotency-Key": "parcel 1"}
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[tuple[FakePair, httpx.AsyncClient]]:
+async def serving() -> AsyncGenerator[tuple[FakePair, httpx.AsyncClient], None]:
     """The API in this process, in front of a pair in memory."""
     office = fake(app)
     transport = httpx.ASGITransport(api)
