@@ -282,7 +282,7 @@ def test_texts_of_the_wire_stay_texts(browser: Browser) -> None:
         shown = show(browser, site)
         wait(shown, "document.querySelectorAll('tbody tr').length === 3")
         names = shown.evaluate(
-            "[...document.querySelectorAll('tbody tr td:first-child')].map(td => td.textContent)"
+            "[...document.querySelectorAll('tbody tr td:first-child span')].map(td => td.textContent)"
         )
         assert sorted(names) == sorted(node.names)
         assert shown.evaluate("typeof window.broken") == "undefined"
@@ -294,7 +294,7 @@ def test_texts_of_the_wire_stay_texts(browser: Browser) -> None:
 def test_the_table_is_sorted_and_filtered_from_the_keyboard(browser: Browser) -> None:
     with running(BusyNode()) as site:
         shown = show(browser, site)
-        names = "[...document.querySelectorAll('tbody tr td:first-child')].map(td => td.textContent)"
+        names = "[...document.querySelectorAll('tbody tr td:first-child span')].map(td => td.textContent)"
         wait(shown, "document.querySelectorAll('tbody tr').length === 4")
         assert shown.evaluate(names) == ["invoice", "mail", "price", "search"]
         shown.press("Tab", "Tab", "Tab", "Tab")
@@ -320,14 +320,34 @@ def test_a_phone_sorts_by_one_choice_and_shows_no_ten_headings(browser: Browser)
         assert not shown.evaluate(hidden.format("#sorting"))
         choices = shown.evaluate("[...document.getElementById('sort').options].map(each => each.text)")
         assert choices[:3] == ["service", "queued", "in flight"]
-        assert len(choices) == 10
+        assert len(choices) == 11
         shown.evaluate(
             "{const sort = document.getElementById('sort'); sort.selectedIndex = 3;"
             "sort.dispatchEvent(new Event('change'))}"
         )
-        names = "[...document.querySelectorAll('tbody tr td:first-child')].map(td => td.textContent)"
+        names = "[...document.querySelectorAll('tbody tr td:first-child span')].map(td => td.textContent)"
         assert shown.evaluate(names) == ["price", "invoice", "mail", "search"], "most workers first"
         assert shown.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.loopback
+@pytest.mark.parametrize("width", [1280, 390])
+def test_services_have_their_versions_and_descriptions(browser: Browser, width: int) -> None:
+    with running(BusyNode()) as site:
+        shown = show(browser, site, width=width)
+        wait(shown, "document.querySelectorAll('tbody tr').length === 4")
+        cells = (
+            "Object.fromEntries([...document.querySelectorAll('tbody tr')].map(row => ["
+            "row.querySelector('span').textContent, [row.querySelector('small').textContent, "
+            "row.lastChild.textContent, row.lastChild.className]]))"
+        )
+        assert shown.evaluate(cells) == {
+            "invoice": ["", "-", ""],
+            "mail": ["Sends a mail once its order is paid.", "2026.11", ""],
+            "price": ["Price of an item, in cents.", "1.4 ×4, 1.5 ×2", "starting"],
+            "search": ["", "-", ""],
+        }
+        assert shown.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.loopback

@@ -1,17 +1,26 @@
 """``bstar call``: one request, its reply on standard output."""
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 from msgspec import structs
 
-from bstar.errors import CallError
+from bstar.base.printable import printable
+from bstar.errors import CallError, ConfigurationError
+from bstar.wire.mmi import PREFIX
 from bstar_cli.frames import BODY_HELP, frames_of, json_frame, print_frames
 from bstar_cli.options import DialectOption, KeptJournal, Nodes, refuse
+from bstar_cli.schemas import UncheckableError, misfits
+from bstar_cli.services import offers_of
 from bstar_cli.terminal import error_fields, json_line
 from bstar_client import HAClient, Reply
+from bstar_client.arguments.codecs import codec_of
+
+# Looking for a schema must not take the time of the call itself.
+CHECK_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +57,16 @@ def call(
     once: Annotated[
         bool, typer.Option("--once", help="Never send it again when it may have been executed already.")
     ] = False,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--header", "-H", metavar="NAME=VALUE", help="A header beside the body; may be repeated."
+        ),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check/--no-check", help="Refuse a JSON body that does not fit the service's schema."),
+    ] = True,
     key: Annotated[
         str | None, typer.Option("--key", help="Name the request: calls with the same key share one request.")
     ] = None,
@@ -60,10 +79,14 @@ def call(
     A pipe or a file gets a reply of one frame as the bytes that it is, without a newline. Of several frames,
     of a reply after PARTIALs and with --stream each is on a line of its own.
 
-    A terminal gets each frame on a line, and control characters other than line breaks and tabs as escapes.
-    --raw writes the bytes everywhere.
+    A terminal gets each frame on a line, JSON with indents, and control characters other than line breaks and
+    tabs as escapes. --raw writes the bytes everywhere.
 
     Whichever node is active is found, and the request follows it when it fails over.
+
+    If workers of the service have told their schema (bstar services show), a body that does not fit is
+    refused before anything is sent, with the field and the reason; --no-check sends it. The check needs the
+    package jsonschema.
 
     Exit codes: 0 answered; 1 the service's handler failed or the broker rejected the request; 2 wrong usage;
     3 no worker began it, sending it again is safe; 4 it may have been executed, the reply is lost.
@@ -78,22 +101,26 @@ def call(
 
         bstar call book '{"order": 4711}' --key order-4711
 
+        bstar call price '{"sku": 7}' --header tenant=shop-3
+
         bstar call mmi.service echo
     """
-    frames = frames_of(body)
+    frames, headers = frames_of(body), _headers(header or ())
     refuse(shown.raw and shown.as_json, "--raw and --json exclude each other")
     refuse(stream and key, "--stream and --key exclude each other: a stream is never repeated")
     kept = journal.settings()
+    if check and dialect == "native":
+        _check_body(service, frames, headers, nodes, min(timeout, CHECK_TIMEOUT_S))
     started = time.monotonic()
     try:
         with HAClient(
             nodes.fleet(), dialect=dialect, timeout=timeout, security=nodes.security(), journal=kept
         ) as client:
             if stream:
-                for reply in client.stream(service, frames, idempotent=not once):
+                for reply in client.stream(service, frames, idempotent=not once, headers=headers):
                     shown.reply(reply, time.monotonic() - started)
             else:
-                reply = client.request(service, frames, idempotent=not once, key=key)
+                reply = client.request(service, frames, idempotent=not once, key=key, headers=headers)
                 seconds = time.monotonic() - started
                 for index, partial in enumerate(reply.partials):
                     shown.reply(structs.replace(reply, frames=partial, index=index, is_final=False), seconds)
@@ -101,6 +128,43 @@ def call(
     except CallError as error:
         shown.error(error, time.monotonic() - started)
         raise
+
+
+def _headers(given: Sequence[str]) -> dict[str, str] | None:
+    """The headers that the options name; None without any. ConfigurationError if they cannot be read."""
+    headers: dict[str, str] = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        refuse(not separator or not name, f"--header {text}: write --header NAME=VALUE")
+        refuse(name in headers, f"--header {name} is given twice")
+        headers[name] = value
+    return headers or None
+
+
+def _check_body(
+    service: str, frames: list[bytes], headers: Mapping[str, str] | None, nodes: Nodes, timeout_s: float
+) -> None:
+    """ConfigurationError if all workers that have told their schema would decline this body."""
+    # A management request is answered by the broker, and MessagePack is checked by the worker.
+    if service.startswith(PREFIX.decode()) or codec_of(headers or {}) != "json":
+        return
+    offers = offers_of(nodes.fleet().pair_of(service).endpoints, service, timeout_s, nodes.security())
+    try:
+        found = misfits(offers, frames)
+    except UncheckableError as error:
+        typer.echo(f"bstar: the body is not checked: {error}", err=True)
+        return
+    wrong = [(offer, why) for offer, why in found if why is not None]
+    if not wrong:
+        return
+    offer, why = wrong[0]
+    name = printable(f"{service} {offer.version}".strip())
+    if len(wrong) < len(found):
+        typer.echo(f"bstar: workers of {name} will decline this body: {why}", err=True)
+        return
+    raise ConfigurationError(
+        f"the body does not fit service {name}: {why}; nothing was sent (--no-check sends it)"
+    )
 
 
 def _as_json(reply: Reply, seconds: float) -> str:

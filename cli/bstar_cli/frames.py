@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import typer
 
 from bstar.errors import ConfigurationError
@@ -24,14 +25,15 @@ def frames_of(texts: Sequence[str] | None) -> list[bytes]:
 def print_frames(frames: Sequence[bytes], *, is_raw: bool, is_alone: bool) -> None:
     """Print a reply's frames; ``is_alone``: nothing else is printed beside them.
 
-    A terminal gets each frame on a line, with what it would obey as escapes. A file gets a single frame as
-    the bytes that it is, of several each on a line. ``is_raw``: nothing but the bytes, everywhere.
+    A terminal gets each frame on a line, JSON with indents, with what it would obey as escapes. A file gets a
+    single frame as the bytes that it is, of several each on a line. ``is_raw``: nothing but the bytes,
+    everywhere.
     """
     if is_raw or (is_alone and len(frames) == 1 and not sys.stdout.isatty()):
         _write(b"".join(frames))
     elif sys.stdout.isatty():
         for frame in frames:
-            typer.echo(lines(frame))
+            typer.echo(lines(_indented(frame)))
     else:
         _write(b"".join(frame + b"\n" for frame in frames))
 
@@ -42,6 +44,17 @@ def json_frame(frame: bytes) -> str | dict[str, str]:
         return frame.decode()
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(frame).decode()}
+
+
+def _indented(frame: bytes) -> bytes:
+    """The frame; if it is an object or array of JSON, with indents."""
+    if frame[:1] not in (b"{", b"["):
+        return frame
+    try:
+        msgspec.json.decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return frame
+    return msgspec.json.format(frame, indent=2)
 
 
 def _frame(text: str) -> bytes:

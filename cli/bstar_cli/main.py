@@ -36,6 +36,7 @@ _MODULES = {
     "bench": "bench",
     "status": "status",
     "top": "top",
+    "services": "services",
     "history": "history",
     "epoch": "epoch",
     "store": "store",

@@ -17,6 +17,13 @@ from support.status_site import FakeNode
 _QUICK, _SLOW = 5, 10
 
 
+# What workers say of two of its services.
+SAID: dict[str, dict[str, Any]] = {
+    "price": {"versions": {"1.4": 4, "1.5": 2}, "description": "Price of an item, in cents."},
+    "mail": {"versions": {"2026.11": 4}, "description": "Sends a mail once its order is paid."},
+}
+
+
 class BusyNode(FakeNode):
     """Serves as the primary of the pair ``orders``, but for ``changes`` of its pair."""
 
@@ -60,6 +67,7 @@ def busy_state(seconds: int, names: list[str], **changes: Any) -> NodeState:
                 failed=number,
                 latency_counts=counts,
                 latency_sum_s=done * 0.004,
+                **SAID.get(name, {}),
                 oldest_waiting_s=0.012 * number,
             )
         )

@@ -48,6 +48,12 @@ const quantile = (counts, part) => {
   return null;
 };
 
+// Several at once, as during a rolling upgrade, with how many workers each has.
+const version = (versions) => {
+  const all = Object.entries(versions);
+  return all.length < 2 ? all.map(([name]) => name).join("") : all.map(([name, n]) => `${name || "none"} ×${count(n)}`).join(", ");
+};
+
 const figures = (service, at) => {
   const first = past.find((each) => each.services.has(service.service));
   const before = first && first.services.get(service.service);
@@ -61,6 +67,8 @@ const figures = (service, at) => {
     flight: service.in_flight, wait: service.oldest_waiting_s, bad, p50: quantile(counts, 0.5),
     p99: quantile(counts, 0.99), rate: seconds > 0 ? Math.max(0, ends(service) - ends(before)) / seconds : null,
     isBad: (service.queued > 0 && !service.workers) || service.stuck > 0,
+    about: service.description, version: version(service.versions || {}),
+    isMixed: Object.keys(service.versions || {}).length > 1,
   };
 };
 
@@ -169,6 +177,7 @@ const COLUMNS = [
   ["name", "service", String], ["queued", "queued", count], ["flight", "in flight", count], ["workers", "workers", count],
   ["idle", "idle", count], ["rate", "ended/s", (n) => n === null ? "-" : n < 10 ? n.toFixed(1) : count(Math.round(n))],
   ["p50", "p50", lasts], ["p99", "p99", lasts], ["wait", "oldest waits", lasts], ["bad", "ended badly", count],
+  ["version", "version", (text) => text || "-"],
 ];
 let sort = { column: 0, isUp: true }, shown = [];
 const rows = new Map();
@@ -189,8 +198,12 @@ const table = () => {
     if (!row) {
       rows.set(each.name, row = make("tr"));
       for (const [, title] of COLUMNS) make("td", "", row).dataset.name = title;
+      make("span", "", row.firstChild);
+      make("small", "", row.firstChild);
     }
-    COLUMNS.forEach(([key, , text], j) => put(row.children[j], text(each[key])));
+    COLUMNS.forEach(([key, , text], j) => put(j ? row.children[j] : row.firstChild.firstChild, text(each[key])));
+    put(row.firstChild.lastChild, each.about || "");
+    row.lastChild.className = each.isMixed ? "starting" : "";
     row.className = each.isBad ? "bad" : "";
     if (body.children[i] !== row) body.insertBefore(row, body.children[i] || null);
   });
