@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from bstar.wire.messages import Ready
-from bstar_broker.core import Node
+from bstar_broker.core import Node, endings
 from bstar_broker.core.authority import Authority
 from bstar_broker.core.endings import Endings
 from bstar_broker.core.quotas import Denial
@@ -253,8 +253,28 @@ def test_a_build_that_serves_a_client_whose_key_is_gone_is_caught(monkeypatch: p
         simulation.run_for(9.0)
 
 
+def while_clients_and_plain_workers_end_together() -> Simulation:
+    """A request at a worker loses its client's routing id, and then its worker."""
+    workers = (("worker1", "mdp02", 1, 0.2), ("worker2", "mdp02", 1, 0.2))
+    clients = (("client1", "mdp02"), ("client2", "native"))
+    simulation = pair(3, workers=workers, clients=clients, calls_per_s=1.0)
+    attack(simulation, 30.0, [CLIENT])
+    for number in range(10):
+        befall(simulation, Kind.CLIENT_CRASH, f"client{1 + number % 2}", 0.5)
+        simulation.run_for(0.1)
+        befall(simulation, Kind.WORKER_CRASH, f"worker{1 + number % 2}", 0.5)
+        simulation.run_for(2.5)
+    simulation.finish()
+    return simulation
+
+
 def test_a_request_whose_client_lost_its_routing_id_is_redelivered_to_a_plain_worker_and_ends() -> None:
-    """A plain worker ignores a request without a client address, and held it for ever."""
-    whole = setup_of(1541975727, keys=True)
-    faults = tuple(whole.faults[number] for number in (29, 33, 41, 42, 43, 47, 49))
-    assert play(msgspec.structs.replace(whole, faults=faults)).violation is None
+    simulation = while_clients_and_plain_workers_end_together()
+    assert sum(node.node.broker.ledger.drops["routing-id-taken"] for node in simulation.nodes) > 5
+
+
+def test_a_build_that_gives_such_a_request_no_address_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain worker ignores a request without a client address, and holds it for ever."""
+    monkeypatch.setattr(endings, "NOBODY", b"")
+    with pytest.raises(Violation, match=r"^\(e\) .*still remembers calls that are over"):
+        while_clients_and_plain_workers_end_together()
