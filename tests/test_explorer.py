@@ -15,10 +15,12 @@ import pytest
 
 from bstar.star import Event, Output, PersistEpoch, StarMachine, StarSettings
 from bstar.star.epochs import Epochs
+from bstar.star.failure_detector import Detector
+from bstar.wire.peer import PeerState
 from explorer.__main__ import main
 from explorer.canonical import canonical
 from explorer.configurations import CONFIGURATIONS, configuration_of
-from explorer.memory import LiveMachines, Vessels
+from explorer.memory import FreeDetector, LiveMachines, Vessels
 from explorer.model import Configuration, Finding, Model
 from explorer.scripts import FOLDER, act_out, read, write
 from explorer.search import explore
@@ -41,6 +43,7 @@ SCRIPTS = sorted(FOLDER.glob("*.txt"))
         ("one-way", 2_000),
         ("quick", 2_000),
         ("cut-off", 2_000),
+        ("adaptive", 1_000),
     ],
 )
 def test_every_state_is_visited_and_none_breaks_a_promise(name: str, states_min: int) -> None:
@@ -68,11 +71,12 @@ def test_a_bound_on_states_is_not_taken_for_the_end() -> None:
 def test_situations_of_one_form_have_next_situations_of_one_form(configuration: Configuration) -> None:
     """Walks of machines that live on, with epochs, numbers and tokens that grow, beside their forms."""
     rng = random.Random(configuration.name)
-    vessels = Vessels(float(configuration.timeout))
+    timeout_s, timeout_max_s = float(configuration.timeout), float(configuration.timeout_max)
+    vessels = Vessels(timeout_s, timeout_max_s=timeout_max_s)
     beside = Model(configuration, vessels)
     compared = 0
     for _ in range(6):
-        live = Model(configuration, LiveMachines(float(configuration.timeout)))
+        live = Model(configuration, LiveMachines(timeout_s, timeout_max_s=timeout_max_s))
         lived = live.beginning()
         for _ in range(60):
             form = canonical(lived, configuration)
@@ -164,27 +168,64 @@ class NoParity(StarMachine):
         self.epochs = AnyParity(settings.role, epoch)
 
 
+class Shrinks(FreeDetector):
+    """Takes the peer for dead by a smaller need that the peer has not acknowledged."""
+
+    @property
+    def _highest_ms(self) -> int:
+        return self.need_ms
+
+
+class Grows(FreeDetector):
+    """Serves on by a greater need that the peer has not acknowledged."""
+
+    @property
+    def _lowest_ms(self) -> int:
+        return self.need_ms
+
+
+class Trusts(FreeDetector):
+    """Believes that whatever run of the peer speaks lives."""
+
+    def hear(self, message: PeerState, node: str, now: float, *, is_new_run: bool) -> None:
+        super().hear(message, node, now, is_new_run=False)
+
+
+def with_detector(detector_class: type[Detector]) -> type[StarMachine]:
+    class Broken(StarMachine):
+        def __init__(self, settings: StarSettings, *, node: str, epoch: int, now: float) -> None:
+            super().__init__(settings, node=node, epoch=epoch, now=now)
+            self.peer.detector = detector_class(settings, now)
+            self.peer.pace = self.peer._pace()
+
+    return Broken
+
+
 @pytest.mark.storm
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("machine_class", "finding"),
+    ("name", "machine_class", "finding"),
     [
-        (NoStallRule, Finding.SERVES_ON),
-        (NoSilenceGuard, Finding.TWO_SERVE),
-        (ImpatientRelease, Finding.TWO_SERVE),
-        (NoParity, Finding.EPOCH_SHARED),
+        ("quick", NoStallRule, Finding.SERVES_ON),
+        ("quick", NoSilenceGuard, Finding.TWO_SERVE),
+        ("quick", ImpatientRelease, Finding.TWO_SERVE),
+        ("quick", NoParity, Finding.EPOCH_SHARED),
+        ("adaptive", with_detector(Shrinks), Finding.LATE_TO_YIELD),
+        ("adaptive", with_detector(Grows), Finding.LATE_TO_YIELD),
+        ("adaptive-crash", with_detector(Trusts), Finding.LATE_TO_YIELD),
     ],
 )
 def test_a_machine_without_one_of_its_rules_is_caught(
-    machine_class: type[StarMachine], finding: Finding
+    name: str, machine_class: type[StarMachine], finding: Finding
 ) -> None:
-    outcome = explore(QUICK, machine_class=machine_class)
+    configuration = configuration_of(name)
+    outcome = explore(configuration, machine_class=machine_class)
 
     [violation] = [violation for violation in outcome.violations if violation.finding is finding]
     # The script of it is one that the broken machine lives through.
-    _, found, steps = read(write(QUICK, violation, machine_class))
+    _, found, steps = read(write(configuration, violation, machine_class))
     assert found is finding
-    assert finding in act_out(QUICK, steps, machine_class).findings
+    assert finding in act_out(configuration, steps, machine_class).findings
 
 
 # --- the command --------------------------------------------------------------------------------------------

@@ -244,8 +244,8 @@ def detector(need_ms: int = 1000) -> Detector:
     return made
 
 
-def hear(of: Detector, seq: int, *, needs_ms: int = 300, hears: str = "we") -> None:
-    of.hear(message_of(1, hears=hears, hears_seq=seq, needs_ms=needs_ms), "we", 0.0, is_new_run=False)
+def hear(of: Detector, seq: int, *, needs_ms: int = 300, hears: str = "we", is_new_run: bool = False) -> None:
+    of.hear(message_of(1, hears=hears, hears_seq=seq, needs_ms=needs_ms), "we", 0.0, is_new_run=is_new_run)
 
 
 def test_growth_counts_at_once_for_the_peers_silence_and_when_acknowledged_for_our_absence() -> None:
@@ -295,6 +295,21 @@ def test_a_subscriber_may_be_a_new_run_of_the_peer_that_has_heard_nothing() -> N
     ours.publish(2)
     hear(ours, 2)
     assert ours.absence_ms == 700
+
+
+def test_a_run_that_was_not_heard_before_may_be_dead_until_it_acknowledges_a_later_message() -> None:
+    """The last word of a run that crashed may be read after the first one of its successor."""
+    ours = detector(300)
+    ours.publish(1)
+    hear(ours, 1)
+    ours.publish(2)
+    hear(ours, 2, needs_ms=700, is_new_run=True)
+    assert (ours.silence_ms, ours.absence_ms) == (700, 300)
+    ours.publish(3)
+    hear(ours, 2, needs_ms=500)
+    assert (ours.silence_ms, ours.absence_ms) == (700, 300)
+    hear(ours, 3, needs_ms=500)
+    assert (ours.silence_ms, ours.absence_ms) == (500, 500)
 
 
 def test_a_need_out_of_bounds_is_bounded() -> None:

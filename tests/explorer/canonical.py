@@ -9,10 +9,11 @@ next situations of one form.
 
 from __future__ import annotations
 
-from explorer.memory import NOBODY, Memory, Word
+from explorer.memory import NOBODY, Memory, Waits, Word
 from explorer.model import FROZEN, Configuration, Line, Process, Situation
 
 _Words = tuple[tuple[int, Word], ...]
+_Seqs = dict[int, dict[int, int]]
 
 
 def canonical(situation: Situation, configuration: Configuration) -> Situation:
@@ -40,6 +41,8 @@ def canonical(situation: Situation, configuration: Configuration) -> Situation:
                         word.is_released,
                         word.is_leaving,
                         word.has_witnesses,
+                        word.needs_ms,
+                        *_heard_by(word, situation, 1 - who, seqs),
                     ),
                 )
                 for age, word in words
@@ -72,8 +75,10 @@ def canonical(situation: Situation, configuration: Configuration) -> Situation:
             values[_STREAK] = (
                 (theirs[run], their_seqs[run][seq], since_ago, rose_ago) if run in their_seqs else None
             )
+        if memory.waits is not None:
+            values[_WAITS] = _waits(memory.waits, ours or {})
         if life == FROZEN:
-            return Process(life, Memory._make(values), last - base, min(frozen, configuration.timeout), nap_s)
+            return Process(life, Memory._make(values), last - base, min(frozen, configuration.longest), nap_s)
         return Process(life, Memory._make(values), last - base, 0, 0.0)
 
     top = top - base if budget.learns else 0
@@ -92,7 +97,7 @@ _EPOCH, _EPOCH_SEEN = _FIELDS["epoch"], _FIELDS["epoch_seen"]
 _RUN, _SEQ, _TOKEN, _ASKING = _FIELDS["run"], _FIELDS["seq"], _FIELDS["token"], _FIELDS["asking"]
 _ANSWERS, _ANSWERS_TOLD = _FIELDS["answers"], _FIELDS["answers_told"]
 _PEER_RUN, _PEER_SEQ, _PAST_PEERS = _FIELDS["peer_run"], _FIELDS["peer_seq"], _FIELDS["past_peers"]
-_STREAK = _FIELDS["streak"]
+_STREAK, _WAITS = _FIELDS["streak"], _FIELDS["waits"]
 
 
 def _base(situation: Situation, configuration: Configuration) -> int:
@@ -131,7 +136,9 @@ def _runs(situation: Situation, who: int) -> dict[int, int]:
 
 
 def _seqs(situation: Situation, who: int) -> dict[int, dict[int, int]]:
-    """Of each run of this node that may still be heard: the ranks of the numbers that are compared."""
+    """Of each run of this node that may still be heard: the ranks of the numbers that are compared. 0 is no
+    number, and 1 is below all of them.
+    """
     line, own, peer = (
         situation.lines[who],
         situation.processes[who].memory,
@@ -139,7 +146,7 @@ def _seqs(situation: Situation, who: int) -> dict[int, dict[int, int]]:
     )
     numbers: dict[int, set[int]] = {}
     if own is not None:
-        numbers[own.run] = set()
+        numbers[own.run] = _acknowledged(situation, who, own)
     if line.words or line.strays:
         for _, word in line.words + line.strays:
             numbers.setdefault(word.run, set()).add(word.seq)
@@ -151,7 +158,42 @@ def _seqs(situation: Situation, who: int) -> dict[int, dict[int, int]]:
                 numbers[run].add(seq)
         if peer.streak is not None and peer.streak[0] in numbers:
             numbers[peer.streak[0]].add(peer.streak[1])
-    return {run: {seq: rank for rank, seq in enumerate(sorted(present))} for run, present in numbers.items()}
+    return {
+        run: {seq: rank for rank, seq in enumerate(sorted(present), 2)} for run, present in numbers.items()
+    }
+
+
+def _acknowledged(situation: Situation, who: int, own: Memory) -> set[int]:
+    """Numbers of this node's run: those that may still be acknowledged, and what they are compared with."""
+    waits, line = own.waits, situation.lines[1 - who]
+    if waits is None:
+        return set()
+    numbers = {own.seq, *(number for number, _ in waits.published[1:])}
+    numbers |= {each for each in (waits.doubted, waits.unknown) if each >= waits.acknowledged}
+    numbers |= {word.hears_seq for _, word in line.words + line.strays if word.hears == own.run}
+    return numbers - {0}
+
+
+def _heard_by(word: Word, situation: Situation, who: int, seqs: tuple[_Seqs, _Seqs]) -> tuple[int, int]:
+    """Whom the word hears, if that is the present run of ``who``, and its last number."""
+    own = situation.processes[who].memory
+    if own is None or word.hears != own.run or not word.hears_seq:
+        return NOBODY, 0
+    return 0, seqs[who][own.run][word.hears_seq]
+
+
+def _waits(waits: Waits, ranks: dict[int, int]) -> Waits:
+    """The needs after the first one wait for an acknowledgement of their numbers. Of the last acknowledgement
+    counts whether there was one, and which numbers are above it: an earlier one changes nothing.
+    """
+    first, rest = waits.published[:1], waits.published[1:]
+    return waits._replace(
+        published=tuple((0, need_ms) for _, need_ms in first)
+        + tuple((ranks[number], need_ms) for number, need_ms in rest),
+        acknowledged=min(1, waits.acknowledged),
+        doubted=ranks.get(waits.doubted, 0) if waits.doubted >= waits.acknowledged else 0,
+        unknown=ranks.get(waits.unknown, 0) if waits.unknown >= waits.acknowledged else 0,
+    )
 
 
 def _tokens(situation: Situation, who: int) -> dict[int, int]:

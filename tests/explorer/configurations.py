@@ -85,6 +85,33 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
         expected=_UNHEARD,
     ),
     Configuration(
+        name="adaptive",
+        about="no fault; the failover timeout adapts, from 2 to 3 intervals, and changes 3 times",
+        budget=Budget(turns=3),
+        timeout_max=3,
+    ),
+    Configuration(
+        name="adaptive-pause",
+        about="the same, 1 change and 1 pause",
+        budget=Budget(turns=1, freezes=1),
+        timeout_max=3,
+        expected=_MESSAGE,
+    ),
+    Configuration(
+        name="adaptive-crash",
+        about="the same, 1 change and 1 crash",
+        budget=Budget(turns=1, crashes=1),
+        timeout_max=3,
+        expected=_MESSAGE,
+    ),
+    Configuration(
+        name="adaptive-cut",
+        about="the same, 1 change and 1 cut of both directions",
+        budget=Budget(turns=1, cuts=1),
+        timeout_max=3,
+        expected=_UNHEARD,
+    ),
+    Configuration(
         name="forgetful",
         about="2 crashes, with or without the state directory; workers tell 2 times",
         budget=Budget(crashes=2, learns=2),

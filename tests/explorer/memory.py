@@ -12,6 +12,7 @@ is 0, an age above the failover timeout is the timeout.
 from __future__ import annotations
 
 import math
+from collections import deque
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
@@ -38,6 +39,7 @@ from bstar.star import (
     Vote,
 )
 from bstar.star.cut_off import CutOff, Evidence
+from bstar.star.failure_detector import Detector
 from bstar.star.peer import Streak
 from bstar.wire.peer import PeerState
 
@@ -53,7 +55,10 @@ Event = tuple[object, ...]
 
 
 class Word(NamedTuple):
-    """A state message: what decides something, without what both nodes have in common."""
+    """A state message: what decides something, without what both nodes have in common.
+
+    With an adaptive timeout: what its sender needs, the run that it hears, and the last number of that run.
+    """
 
     state: int
     epoch: int
@@ -64,6 +69,26 @@ class Word(NamedTuple):
     is_released: bool
     is_leaving: bool
     has_witnesses: bool
+    needs_ms: int = 0
+    hears: int = NOBODY
+    hears_seq: int = 0
+
+
+class Waits(NamedTuple):
+    """What a node with an adaptive timeout remembers of it, and what follows (``failure_detector``).
+
+    An acknowledgement up to ``doubted`` is not trusted, and one up to ``unknown`` is none.
+    """
+
+    need_ms: int
+    peers_need_ms: int
+    published: tuple[tuple[int, int], ...]
+    acknowledged: int
+    doubted: int
+    unknown: int
+    heard_ago: float
+    silence_ms: int
+    absence_ms: int
 
 
 class Memory(NamedTuple):
@@ -98,6 +123,8 @@ class Memory(NamedTuple):
     has_witnesses: bool
     due_in: float
     has_left: bool
+    # None if the timeout is fixed.
+    waits: Waits | None
 
 
 class Done(NamedTuple):
@@ -121,9 +148,9 @@ _DECIDES_NOTHING = frozenset(
         "pause",  # nobody pauses takeovers here
         "quorum",  # None: there is no arbiter here
         "serve_until",  # for ever while active
-        # The failover timeout is fixed here, and there are no published peers.
-        "_failover_timeout_s",
-        "peer.detector",
+        "_failover_timeout_s",  # for reports, and for the patience of cut_off
+        "peer.detector",  # ``waits`` is what it remembers
+        # The pace follows from the detector; there are no published peers.
         "peer.pace",
         "peer._published_pace",
         "peer._native_pace",
@@ -136,7 +163,8 @@ _DECIDES_NOTHING = frozenset(
         "peer._fronts",
         "peer._is_published_awaited",
         "peer._rival",  # nor a third node
-        "peer.heard_at",  # for reports; the silence is counted from peer.expires_at
+        # The silence is counted from peer.expires_at. With an adaptive timeout ``waits`` has it.
+        "peer.heard_at",
         "peer.has_left",  # only chooses the words of a report
         "peer.runs",  # a part of a part: what decides something in it is below
         "peer.strangers",  # there are none here
@@ -195,6 +223,23 @@ _REMEMBERED = frozenset(
 )
 
 
+# The fields of a detector: what ``waits`` has, or what follows from the settings and the last number.
+_DETECTOR = frozenset(
+    {
+        "need_ms",
+        "peers_need_ms",
+        "_published",
+        "_acknowledged",
+        "_known_from",
+        "_trusts_from",
+        "_last_number",
+        "_min_ms",
+        "_max_ms",
+        "_lateness",
+        "is_turning",
+    }
+)
+
 # Parts of the machine whose fields count as its own.
 _PARTS = ("peer", "peer.runs", "publisher", "epochs", "questions", "cut_off")
 
@@ -211,8 +256,24 @@ class Witnesses(CutOff):
         return ""
 
 
+class FreeDetector(Detector):
+    """Whatever was measured: a word that ``is_turning`` changes the need to the other bound."""
+
+    def __init__(self, settings: StarSettings, now: float) -> None:
+        super().__init__(settings, now)
+        self.is_turning = False
+
+    def observe(self, silence_s: float, now: float) -> None:
+        if self.is_turning:
+            self.need_ms = self._min_ms + self._max_ms - self.need_ms
+
+
 def check_fields(machine: StarMachine) -> None:
     """Every field of the machine is known here."""
+    detector = machine.peer.detector
+    assert detector is None or vars(detector).keys() == _DETECTOR, (
+        f"tests/explorer/memory.py does not know these fields: {vars(detector).keys() ^ _DETECTOR}"
+    )
     fields = {name for name in vars(machine) if name not in _PARTS}
     fields |= {f"{part}.{name}" for part in _PARTS for name in vars(attrgetter(part)(machine))}
     unknown = fields - _REMEMBERED - _DECIDES_NOTHING
@@ -223,9 +284,13 @@ def check_fields(machine: StarMachine) -> None:
     assert not gone, f"tests/explorer/memory.py names fields that StarMachine no longer has: {gone}"
 
 
-def settings_of(role: Role, timeout_s: float) -> StarSettings:
+def settings_of(role: Role, timeout_s: float, timeout_max_s: float) -> StarSettings:
     return StarSettings(
-        pair="explored", role=role, heartbeat_interval_s=INTERVAL_S, failover_timeout_s=timeout_s
+        pair="explored",
+        role=role,
+        heartbeat_interval_s=INTERVAL_S,
+        failover_timeout_s=timeout_s,
+        failover_timeout_max_s=timeout_max_s,
     )
 
 
@@ -234,6 +299,8 @@ def machine_of(
 ) -> StarMachine:
     machine = machine_class(settings, node=name_of(settings.role, run), epoch=epoch, now=now)
     machine.cut_off = Witnesses(settings.failover_timeout_s, now, is_off=False)
+    if machine.peer.detector is not None and type(machine.peer.detector) is Detector:
+        machine.peer.detector = FreeDetector(settings, now)
     return machine
 
 
@@ -245,8 +312,12 @@ def run_of(name: str) -> int:
     return int(name.rpartition("-")[2])
 
 
-def message_of(word: Word, role: Role, settings: StarSettings) -> PeerState:
-    """The word as the node of ``role`` says it."""
+def message_of(word: Word, role: Role, machine: StarMachine) -> PeerState:
+    """The word as the node of ``role`` says it to this machine. It names no other node that it hears: there
+    is no rival here.
+    """
+    settings = machine.settings
+    is_heard = word.hears != NOBODY and name_of(settings.role, word.hears) == machine.node
     return PeerState(
         state=word.state,
         pair=settings.pair,
@@ -262,6 +333,10 @@ def message_of(word: Word, role: Role, settings: StarSettings) -> PeerState:
         leaving=word.is_leaving,
         cut_off=2 if word.has_witnesses else 0,
         cut_off_ms=100_000 if word.has_witnesses else 0,
+        timeout_max_ms=settings.failover_timeout_max_ms if settings.is_adaptive else 0,
+        needs_ms=word.needs_ms,
+        hears=machine.node if is_heard else "",
+        hears_seq=word.hears_seq if is_heard else 0,
     )
 
 
@@ -279,14 +354,19 @@ def word_of(message: PeerState) -> Word:
         message.released,
         message.leaving,
         message.cut_off > 0,
+        *((message.needs_ms, *_heard_by(message)) if message.timeout_max_ms else ()),
     )
+
+
+def _heard_by(message: PeerState) -> tuple[int, int]:
+    return (run_of(message.hears), message.hears_seq) if message.hears else (NOBODY, 0)
 
 
 def recall(machine: StarMachine, now: float) -> Memory:
     """Read the machine out."""
     assert machine.is_active == (machine.state is State.ACTIVE) == (now < machine.serve_until)
     assert machine.quorum is None
-    timeout_s = machine.settings.failover_timeout_s
+    timeout_s = machine.settings.failover_timeout_max_ms / 1000
     due = machine.next_deadline()
     rival = machine.peer.dual_since
     return Memory(
@@ -319,6 +399,27 @@ def recall(machine: StarMachine, now: float) -> Memory:
         has_witnesses=bool(machine.cut_off._clients),
         due_in=NEVER if due is None else max(0.0, due - now),
         has_left=machine.has_left(now),
+        waits=_waits_of(machine, now),
+    )
+
+
+def _waits_of(machine: StarMachine, now: float) -> Waits | None:
+    detector, heard_at = machine.peer.detector, machine.peer.heard_at
+    if detector is None:
+        return None
+    assert detector._last_number == machine.publisher.seq
+    assert machine.peer.pace.silence_s == detector.silence_ms / 1000
+    assert machine.peer.pace.absence_s == detector.absence_ms / 1000
+    return Waits(
+        need_ms=detector.need_ms,
+        peers_need_ms=detector.peers_need_ms,
+        published=tuple(detector._published),
+        acknowledged=detector._acknowledged,
+        doubted=detector._trusts_from - 1,
+        unknown=detector._known_from - 1,
+        heard_ago=NEVER if heard_at is None else min(detector._max_ms / 1000, now - heard_at),
+        silence_ms=detector.silence_ms,
+        absence_ms=detector.absence_ms,
     )
 
 
@@ -366,6 +467,22 @@ def remind(machine: StarMachine, memory: Memory, now: float) -> None:
     machine.cut_off.forget()
     if memory.has_witnesses:
         machine.cut_off.refuse(b"", now, has_worker=True)
+    if memory.waits is not None:
+        _remind_waits(machine, memory.waits, now)
+
+
+def _remind_waits(machine: StarMachine, waits: Waits, now: float) -> None:
+    detector = machine.peer.detector
+    assert detector is not None
+    detector.need_ms = waits.need_ms
+    detector.peers_need_ms = waits.peers_need_ms
+    detector._published = deque(waits.published)
+    detector._last_number = machine.publisher.seq
+    detector._acknowledged = waits.acknowledged
+    detector._trusts_from = waits.doubted + 1
+    detector._known_from = waits.unknown + 1
+    machine.peer.heard_at = None if waits.heard_ago == NEVER else now - waits.heard_ago
+    machine.peer.pace = machine.peer._pace()
 
 
 def perform(machine: StarMachine, event: Event, now: float) -> list[Output]:
@@ -377,7 +494,14 @@ def perform(machine: StarMachine, event: Event, now: float) -> list[Output]:
             return machine.step(Vote(), now)
         case ("hear", Word() as word):
             role = machine.settings.role.peer
-            return machine.step(PeerMessage(message_of(word, role, machine.settings)), now)
+            return machine.step(PeerMessage(message_of(word, role, machine)), now)
+        case ("turn", Word() as word):
+            detector = machine.peer.detector
+            assert isinstance(detector, FreeDetector)
+            detector.is_turning = True
+            outputs = perform(machine, ("hear", word), now)
+            detector.is_turning = False
+            return outputs
         case ("subscribed",):
             return machine.step(Subscription(), now)
         case ("missed",):
@@ -443,9 +567,11 @@ class Vessels:
     ``machine_class`` is StarMachine, or a broken one in a test that wants to see it caught.
     """
 
-    def __init__(self, timeout_s: float, machine_class: type[StarMachine] = StarMachine) -> None:
+    def __init__(
+        self, timeout_s: float, machine_class: type[StarMachine] = StarMachine, *, timeout_max_s: float = 0.0
+    ) -> None:
         self._machine_class = machine_class
-        self._settings = [settings_of(role, timeout_s) for role in ROLES]
+        self._settings = [settings_of(role, timeout_s, timeout_max_s) for role in ROLES]
         self._machines = [machine_of(machine_class, settings, 0, 0, 0.0) for settings in self._settings]
         for machine in self._machines:
             check_fields(machine)
@@ -491,11 +617,13 @@ class Vessels:
 class LiveMachines:
     """The same face over machines that live through everything themselves, with a clock that goes on."""
 
-    def __init__(self, timeout_s: float, machine_class: type[StarMachine] = StarMachine) -> None:
+    def __init__(
+        self, timeout_s: float, machine_class: type[StarMachine] = StarMachine, *, timeout_max_s: float = 0.0
+    ) -> None:
         self.now = 1_000.0
         self.outputs: list[tuple[int, list[Output]]] = []
         self._machine_class = machine_class
-        self._settings = [settings_of(role, timeout_s) for role in ROLES]
+        self._settings = [settings_of(role, timeout_s, timeout_max_s) for role in ROLES]
         self._machines: list[StarMachine | None] = [None, None]
         self._runs = 0
 

@@ -65,6 +65,7 @@ class Budget(NamedTuple):
     handovers: int = 0
     stops: int = 0
     witnesses: int = 0
+    turns: int = 0
     learns: int = 0
     total: int = UNBOUNDED
 
@@ -112,6 +113,7 @@ class Finding(enum.Enum):
     TWO_SERVE = "(a) two nodes serve although the link is sound"
     TWO_SERVE_FOR_A_MESSAGE = "(a) two nodes serve while the word of the later one is under way"
     TWO_SERVE_UNHEARD = "(a) two nodes serve while the link is not sound"
+    LATE_TO_YIELD = "(a) a node believes that its peer waits longer than the peer does"
     SERVES_ON = "(a) a node that was away for the failover timeout serves on"
     EPOCH_TAKEN_AGAIN = "(b) an activation takes an epoch that is not above every earlier one of its node"
     EPOCH_SHARED = "(b) both nodes were active in one epoch"
@@ -125,12 +127,16 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     many a connection is there; ``in_flight`` bounds the words under way per direction: one more, and the
     oldest is read as part of a burst. ``memory`` is what a restart finds: the epoch is kept, lost, or
     either. ``prefix`` has happened before anything else may: SETTLED, or nothing.
+
+    With a ``timeout_max`` the failover timeout adapts: each node needs ``timeout`` or ``timeout_max`` for its
+    peer, and changes that when it hears a word (``turns``), whatever it measured.
     """
 
     name: str
     about: str
     budget: Budget
     timeout: int = 2
+    timeout_max: int = 0
     travel: int = 0
     reconnect: int = 0
     in_flight: int = 2
@@ -139,6 +145,11 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     expected: frozenset[Finding] = frozenset()
     calm_ticks_max: int = 8
     prefix: tuple[Action, ...] = ()
+
+    @property
+    def longest(self) -> int:
+        """The longest failover timeout, in ticks."""
+        return max(self.timeout, self.timeout_max)
 
 
 class Model:
@@ -178,6 +189,8 @@ class Model:
                     yield "vote", who, 0
                 for number in range(len(incoming.words)):
                     yield "hear", who, number
+                    if budget.turns:
+                        yield "turn", who, number
                 for number in range(len(incoming.strays)):
                     yield "stray", who, number
                 if _is_connectable(outgoing, processes):
@@ -260,6 +273,8 @@ class Model:
                 after = self._call(after, who, ("learn", situation.top))
             case "hear":
                 after = self._hear(situation, who, which)
+            case "turn":
+                after = self._hear(_spend(situation, "turns"), who, which, "turn")
             case "stray":
                 after = self._hear_stray(situation, who, which)
             case "missed" | "refuse" | "refused":
@@ -287,7 +302,7 @@ class Model:
                 line = situation.lines[who]
                 words = line.words[:which] + line.words[which + 1 :]
                 after = _with_line(_spend(situation, "losses"), who, line._replace(words=words))
-                after = after._replace(shaky=self.configuration.timeout)
+                after = after._replace(shaky=self.configuration.longest)
             case "repeat":
                 line = situation.lines[who]
                 line = line._replace(strays=(*line.strays, line.words[0]))
@@ -330,11 +345,11 @@ class Model:
         processes = (process, processes[1]) if who == 0 else (processes[0], process)
         return Situation(processes, lines, shaky, top, budget)
 
-    def _hear(self, situation: Situation, who: int, number: int) -> Situation:
+    def _hear(self, situation: Situation, who: int, number: int, verb: str = "hear") -> Situation:
         line = situation.lines[1 - who]
         _, word = line.words[number]
         after = _with_line(situation, 1 - who, line._replace(words=line.words[number + 1 :]))
-        return self._call(after, who, ("hear", word))
+        return self._call(after, who, (verb, word))
 
     def _hear_stray(self, situation: Situation, who: int, number: int) -> Situation:
         line = situation.lines[1 - who]
@@ -361,12 +376,12 @@ class Model:
         process = situation.processes[who]
         away_s = process.frozen * INTERVAL_S
         after = self._call(situation, who, ("thaw", away_s - process.nap_s), away_s)
-        if process.frozen >= self.configuration.timeout and serves(after.processes[who]):
+        if process.frozen >= self.configuration.longest and serves(after.processes[who]):
             self.findings.append((Finding.SERVES_ON, f"the {_NAMES[who]} serves on"))
         return after
 
     def _cut(self, situation: Situation, which: int, *, is_last_word_read: bool) -> Situation:
-        after = situation._replace(shaky=self.configuration.timeout)
+        after = situation._replace(shaky=self.configuration.longest)
         for who in (0, 1):
             if which >> who & 1:
                 line = _broken(after.lines[who], is_last_word_read=is_last_word_read)
@@ -375,7 +390,7 @@ class Model:
 
     def _tick(self, situation: Situation) -> Situation:
         processes, lines, shaky, top, budget = situation
-        timeout = self.configuration.timeout
+        timeout = self.configuration.longest
         is_late = any(
             process.life == AWAKE and self._is_overdue(line)
             for process, line in zip(processes, lines[::-1], strict=True)
@@ -406,6 +421,8 @@ class Model:
     def _look(self, situation: Situation) -> None:
         """Two must not serve, except where nobody can know of the other."""
         one, other = situation.processes
+        self._compare_timeouts(one, other)
+        self._compare_timeouts(other, one)
         for process in (one, other):
             if process.life == AWAKE and process.memory is not None:
                 memory = process.memory
@@ -428,6 +445,19 @@ class Model:
             self.findings.append((Finding.TWO_SERVE_FOR_A_MESSAGE, "both serve, and the word is under way"))
         else:
             self.findings.append((Finding.TWO_SERVE, "both serve"))
+
+    def _compare_timeouts(self, one: Process, other: Process) -> None:
+        """Whoever is frozen does at first by what it knew, so it counts, too."""
+        if (
+            one.memory is None
+            or other.memory is None
+            or one.memory.waits is None
+            or other.memory.waits is None
+        ):
+            return
+        absence_ms, silence_ms = one.memory.waits.absence_ms, other.memory.waits.silence_ms
+        if absence_ms > silence_ms:
+            self.findings.append((Finding.LATE_TO_YIELD, f"{absence_ms} > {silence_ms} ms"))
 
     def _may_a_word_be_late(self, budget: Budget) -> bool:
         """Whether anything explains that the nodes do not know of each other: a process was away, or words

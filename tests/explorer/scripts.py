@@ -60,6 +60,7 @@ def _texts() -> dict[Action, str]:
         for number in range(_NUMBERS_MAX):
             texts |= {
                 ("hear", who, number): f"the {name} reads word {number + 1} of those under way",
+                ("turn", who, number): f"the {name} reads word {number + 1}, and needs another timeout",
                 ("stray", who, number): f"the {name} reads stray word {number + 1}",
                 ("lose", who, number): f"word {number + 1} of the {name} under way is lost",
             }
@@ -77,7 +78,9 @@ def act_out(
     configuration: Configuration, path: tuple[Action, ...], machine_class: type[StarMachine] = StarMachine
 ) -> Replay:
     """Live through the path. KeyError or AssertionError if a step of it cannot happen."""
-    machines = LiveMachines(float(configuration.timeout), machine_class)
+    machines = LiveMachines(
+        float(configuration.timeout), machine_class, timeout_max_s=float(configuration.timeout_max)
+    )
     model = Model(configuration, machines)
     situation = model.beginning()
     lines: list[str] = []
@@ -98,7 +101,7 @@ def act_out(
 
 def write(configuration: Configuration, found: Found, machine_class: type[StarMachine] = StarMachine) -> str:
     """The script of what was found."""
-    ticks = configuration.timeout
+    ticks = " to ".join(f"{each}" for each in (configuration.timeout, configuration.timeout_max) if each)
     head = (
         f"# {found.finding.value}: {found.text}\n"
         f"# A tick is a heartbeat interval, the failover timeout {ticks} of them.\n"

@@ -60,7 +60,9 @@ class _Search:
     def __init__(self, configuration: Configuration, machine_class: type[StarMachine]) -> None:
         self.outcome = Outcome(configuration)
         self.configuration = configuration
-        self.vessels = Vessels(float(configuration.timeout), machine_class)
+        self.vessels = Vessels(
+            float(configuration.timeout), machine_class, timeout_max_s=float(configuration.timeout_max)
+        )
         self.model = Model(configuration, self.vessels)
         calm_model = Model(configuration, self.vessels)
         self.calms = [Calm(calm_model, are_clients_first=first) for first in (False, True)]

@@ -19,6 +19,10 @@ the peer has acknowledged it. Until a run of this node is acknowledged, ``highes
 configuration, because the peer may remember an earlier run. ``lowest`` is the minimum until the peer
 acknowledges a message, and again when somebody subscribes: it may be a new run of the peer.
 
+The last message of a run of the peer that died may be read after the first one of its successor. So a run
+that speaks for the first time must acknowledge a message that is sent from then on. Until then the greater
+need of both runs counts for the silence, and ``absence_ms`` is the minimum.
+
 Source: Hayashibara et al., The phi accrual failure detector (2004); Bertier et al., Implementation and
 performance evaluation of an adaptable failure detector (2002). docs/adr says what is different here.
 """
@@ -86,8 +90,8 @@ class Lateness:
 class Detector:
     """The failover timeout of one node, in whole milliseconds, as it travels. ``need_ms`` is its own need.
 
-    ``trusts_from``: an acknowledgement of a message before this number says nothing of the peer's present
-    run.
+    ``trusts_from``: an acknowledgement of a message before this number says nothing of the run that may have
+    subscribed. ``known_from``: one before this number says nothing of the run that was heard last.
     """
 
     def __init__(self, settings: StarSettings, now: float) -> None:
@@ -96,10 +100,11 @@ class Detector:
         self._lateness = Lateness(settings.heartbeat_interval_s, now)
         self.need_ms = self._clamp(START_S * 1000)
         self.peers_need_ms = 0
-        self._published: deque[tuple[int, int]] = deque()  # a need, and the first message that carries it
+        self._published: deque[tuple[int, int]] = deque()  # the first message with a need, and the need
         self._last_number = 0
         self._acknowledged = 0
         self._trusts_from = 1
+        self._known_from = 1
 
     def _clamp(self, milliseconds: float) -> int:
         return min(max(ceil(milliseconds / STEP_MS) * STEP_MS, self._min_ms), self._max_ms)
@@ -114,7 +119,7 @@ class Detector:
     @property
     def absence_ms(self) -> int:
         """The silence of this node after which the peer may have taken over."""
-        return max(self._lowest_ms, self.peers_need_ms)
+        return max(self._lowest_ms, self.peers_need_ms) if self._is_run_known else self._min_ms
 
     @property
     def _highest_ms(self) -> int:
@@ -127,6 +132,10 @@ class Detector:
         if self._acknowledged < self._trusts_from:
             return self._min_ms
         return min(need_ms for _, need_ms in self._published)
+
+    @property
+    def _is_run_known(self) -> bool:
+        return self._acknowledged >= self._known_from
 
     # --- what it learns -------------------------------------------------------------------------------------
 
@@ -142,10 +151,15 @@ class Detector:
         """The peer says what it needs, and what it has heard of ``node``."""
         if is_new_run:
             self._lateness.begin(now)
-        self.peers_need_ms = min(max(message.needs_ms, self._min_ms), self._max_ms)
-        number = message.hears_seq
+            self._known_from = self._last_number + 1
         # A number that was never sent is no acknowledgement: somebody forges our messages.
-        if message.hears != node or not self._acknowledged < number <= self._last_number:
+        if message.hears == node and message.hears_seq <= self._last_number:
+            self._acknowledge(message.hears_seq)
+        needs_ms = min(max(message.needs_ms, self._min_ms), self._max_ms)
+        self.peers_need_ms = needs_ms if self._is_run_known else max(needs_ms, self.peers_need_ms)
+
+    def _acknowledge(self, number: int) -> None:
+        if number < self._known_from or number <= self._acknowledged:
             return
         self._acknowledged = number
         while len(self._published) > 1 and self._published[1][0] <= number:
