@@ -18,6 +18,7 @@ from bstar_client import (
     DeclinedError,
     HandlerError,
     OutcomeUnknownError,
+    Progress,
     Request,
     RequestCancelledError,
     RetryPolicy,
@@ -228,6 +229,57 @@ def test_a_stream_may_be_left_early(stage: Stage) -> None:
         stream.close()
         assert stage.client.request("price", b"apple").body == b"3"
         is_over.append(True)
+
+
+# --- progress -----------------------------------------------------------------------------------------------
+
+
+def test_progress_reaches_the_caller_that_asks_and_the_last_comes_before_the_reply(stage: Stage) -> None:
+    def work(request: Request) -> Iterator[bytes]:
+        request.progress(1, 2, "begun")
+        yield b"part"
+        request.progress(2, 2)
+
+    told = [Progress(1, 2, "begun"), Progress(2, 2)]
+    seen: list[Progress] = []
+    with stage.enter({"work": work}):
+        stage.client.request("work", b"", on_progress=seen.append)
+        assert seen in (told, told[-1:]), "a value that another follows at once may be left out"
+        seen.clear()
+        parts = [part.body for part in stage.client.stream("work", b"", on_progress=seen.append)]
+        assert parts == [b"part", b""]
+        assert seen in (told, told[-1:])
+        seen.clear()
+        stage.client.request("work", b"")
+        assert seen == []
+
+
+def test_progress_that_cannot_be_sent_is_an_error_of_its_handler(stage: Stage) -> None:
+    def work(request: Request) -> None:
+        request.progress(-1)
+
+    with stage.enter({"work": work}), pytest.raises(HandlerError, match="done of a progress is a number"):
+        stage.client.request("work", b"")
+
+
+def test_after_a_failover_progress_is_that_of_the_second_execution_from_its_beginning(stage: Stage) -> None:
+    runs: list[Request] = []
+
+    def work(request: Request) -> bytes:
+        runs.append(request)
+        run = f"run {len(runs)}"
+        request.progress(0, 2, run)
+        if len(runs) == 1:
+            stage.fail_over()
+        request.progress(2, 2, run)
+        return b"done"
+
+    seen: list[Progress] = []
+    with stage.enter({"work": work}):
+        assert stage.client.request("work", b"x", on_progress=seen.append).body == b"done"
+    assert seen[-1] == Progress(2, 2, "run 2")
+    told = [Progress(done, 2, f"run {run}") for run, done in ((1, 0), (1, 2), (2, 0), (2, 2))]
+    assert seen == [progress for progress in told if progress in seen], "in this order, each once"
 
 
 # --- durable requests ---------------------------------------------------------------------------------------

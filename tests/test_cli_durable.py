@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from bstar.wire.durable import Cause, State
+from bstar.wire.progress import Progress
 from bstar_cli import exits
 from bstar_cli.main import main
 from support.fake_store import FakeStore
@@ -45,6 +47,18 @@ def submit(run: Run, *arguments: str) -> str:
     code, out, err = run("durable", "submit", *arguments)
     assert (code, err) == (0, "")
     return out.strip()
+
+
+def test_a_request_that_runs_is_shown_with_its_progress(run: Run, store: FakeStore) -> None:
+    request_id = submit(run, "film", "x")
+    store.end(request_id, state=State.PENDING, progress=Progress(12, 40, "scenes"))
+    code, out, _ = run("durable", "show", request_id)
+    assert code == 0
+    assert re.search(r"^progress +12 of 40: scenes$", out, re.MULTILINE)
+    _, out, _ = run("durable", "show", request_id, "--json")
+    assert json.loads(out)["progress"] == {"done": 12, "total": 40, "text": "scenes"}
+    _, out, _ = run("durable", "ls")
+    assert "12 of 40: scenes" in out
 
 
 def test_a_submit_prints_the_id_and_a_result_the_answer(run: Run, store: FakeStore) -> None:

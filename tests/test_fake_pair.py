@@ -22,6 +22,7 @@ from bstar_client import (
     HandlerError,
     LocalProtocolError,
     OutcomeUnknownError,
+    Progress,
     Request,
 )
 from bstar_testing import FakePair, HarnessError, Pair, fake
@@ -51,6 +52,25 @@ def test_time_passes_only_where_somebody_waits() -> None:
     assert before is not None
     assert after is not None
     assert before - after == pytest.approx(20)
+
+
+def test_the_status_of_a_durable_request_shows_how_far_an_async_handler_is() -> None:
+    async def film(request: Request) -> bytes:
+        for done in range(3):
+            request.progress(done, 3, "scenes")
+            await asyncio.sleep(60)
+        return b"done"
+
+    made = fake({"film": film})
+    with made as client:
+        request = client.submit("film", b"x")
+        seen = []
+        for _ in range(3):
+            made.pass_time(59)
+            seen.append(client.status_of(request).progress)
+        assert seen == [Progress(done, 3, "scenes") for done in (0, 1, 2)]
+        assert client.result(request).body == b"done"
+        assert client.status_of(request).progress is None
 
 
 def test_what_is_due_has_happened_when_that_time_has_passed() -> None:

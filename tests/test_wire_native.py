@@ -24,12 +24,14 @@ from bstar.wire.messages import (
     Partial,
     Ping,
     Process,
+    ProgressMade,
     Ready,
     Reason,
     Request,
     StaleEpoch,
 )
 from bstar.wire.native_broker import NativeAsker
+from bstar.wire.progress import Progress
 from fuzz.fuzz_wire import check
 from support.work import asked
 
@@ -39,7 +41,7 @@ ASKER = NativeAsker(b"id", IDENTITY)
 ID = "000102030405060708090a0b0c0d0e0f.0000000000000007"
 NOBODY = "00000000000000000000000000000000.0000000000000000"
 STATUS = NodeStatus(4, 3, 3, 120, NEVER_MS, 1000, 2000)
-STATUS_HEX = "0403.00000078.ffffffff.000003e8.000007d0.0f"
+STATUS_HEX = "0403.00000078.ffffffff.000003e8.000007d0.1f"
 
 
 def frames(text: str) -> list[bytes]:
@@ -129,6 +131,28 @@ SAID: list[tuple[str, list[bytes], object]] = [
         f"b5010200.{ID}.0000000000000003.00000001.00 6869",
         native.encode_partial(IDENTITY, 3, 1, [b"hi"]),
         Partial(b"id", 3, (), IDENTITY, [b"hi"], octets(f"b5010200.{ID}.0000000000000003.00000001.00")),
+    ),
+    (
+        f"b5011100.{ID}.0000000000000003.00000000.00 3ff0000000000000.4010000000000000 726f77",
+        native.encode_progress(IDENTITY, 3, Progress(1, 4, "row")),
+        ProgressMade(
+            b"id",
+            IDENTITY,
+            Progress(1, 4, "row"),
+            octets(f"b5011100.{ID}.0000000000000003.00000000.00"),
+            frames("3ff0000000000000.4010000000000000 726f77"),
+        ),
+    ),
+    (
+        f"b5011100.{ID}.0000000000000003.00000000.00 3fe0000000000000",
+        native.encode_progress(IDENTITY, 3, Progress(0.5)),
+        ProgressMade(
+            b"id",
+            IDENTITY,
+            Progress(0.5),
+            octets(f"b5011100.{ID}.0000000000000003.00000000.00"),
+            frames("3fe0000000000000"),
+        ),
     ),
     (
         f"b5010300.{ID}.0000000000000003.00000002.00 6869",
@@ -275,7 +299,7 @@ def test_another_version_is_refused(header: str) -> None:
 
 
 @pytest.mark.requirement("BSN-G-08")
-@pytest.mark.parametrize("command", [0x00, 0x11, 0x7F, 0xFF])
+@pytest.mark.parametrize("command", [0x00, 0x12, 0x7F, 0xFF])
 def test_an_unknown_command_is_refused_and_condemns_nobody(command: int) -> None:
     octets = frames(f"b501{command:02x}00.{ID}.0000000000000003.00000bb8.04.6563686f 6869")
     with pytest.raises(RemoteProtocolError, match="native-command") as caught:
@@ -479,9 +503,9 @@ def test_an_error_text_is_for_people_and_short() -> None:
 def test_the_numbers_on_the_wire() -> None:
     commands = (
         "REQUEST PARTIAL FINAL ERROR BUSY NOT_ACTIVE PING PONG READY WELCOME HEARTBEAT DISCONNECT "
-        "STALE_EPOCH REQUESTS FINALS CANCEL"
+        "STALE_EPOCH REQUESTS FINALS CANCEL PROGRESS"
     )
-    assert [getattr(native, name) for name in commands.split()] == list(range(1, 17))
+    assert [getattr(native, name) for name in commands.split()] == list(range(1, 18))
     assert (native.FLAG_REDELIVERED, native.FLAG_DISPATCHED) == (1, 2)
     assert [code.name for code in ErrorCode] == [
         "HANDLER_FAILED", "HANDLER_TIMEOUT", "WORKER_LOST", "POISON", "EXPIRED", "INVALID", "NOT_ALLOWED",
@@ -628,7 +652,7 @@ def test_an_example_of_the_specification_is_a_message_of_its_name(title: str, ex
 
 
 def test_the_specification_has_an_example_of_every_command() -> None:
-    assert {example[0][2] for _, example in specified_examples()} == set(range(1, 17))
+    assert {example[0][2] for _, example in specified_examples()} == set(range(1, 18))
 
 
 def test_requirements_are_numbered_without_gaps_and_tests_name_real_ones() -> None:

@@ -102,7 +102,9 @@ def print_requests(found: Iterator[RequestStatus], limit: int, *, as_json: bool)
 
 
 def _note(status: RequestStatus) -> str:
-    """Why a request is dead, or when a schedule made its last request."""
+    """How far a request is, why it is dead, or when a schedule made its last request."""
+    if status.progress is not None:
+        return str(status.progress)
     if status.last_at is not None:
         return f"last run {to_text(status.last_at)}"
     return f"{status.cause}: {status.text}" if status.text and status.cause else status.cause

@@ -42,6 +42,7 @@ from bstar.errors import (
 if TYPE_CHECKING:
     from bstar.fleet import Fleet, Pair
     from bstar.security import Security
+    from bstar.wire.progress import Progress
     from bstar_client.aio.brokerless import AsyncFreelance, AsyncLazyPirateClient, AsyncStarClient
     from bstar_client.aio.client import AsyncHAClient
     from bstar_client.aio.worker import AsyncHandler, AsyncWorker
@@ -105,6 +106,7 @@ __all__ = [
     "NodeReport",
     "OutcomeUnknownError",
     "Pair",
+    "Progress",
     "ProtocolError",
     "RefusedError",
     "RejectedError",
@@ -135,6 +137,7 @@ __getattr__ = on_demand(
     {
         "bstar.fleet": ["Fleet", "Pair"],
         "bstar.security": ["Security"],
+        "bstar.wire.progress": ["Progress"],
         "bstar_client.aio.brokerless": ["AsyncFreelance", "AsyncLazyPirateClient", "AsyncStarClient"],
         "bstar_client.aio.client": ["AsyncHAClient"],
         "bstar_client.aio.worker": ["AsyncHandler", "AsyncWorker"],

@@ -4,11 +4,12 @@ python shrink.py SIDE FILE.ppm ...
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, wait
+from functools import partial
 from pathlib import Path
 
-from bstar_client import Ask, CallFailed, HAClient
+from bstar_client import Ask, CallFailed, CallFuture, HAClient, Progress, Reply
 
 
 def shrink(client: HAClient, paths: Iterable[Path], side: int) -> Iterator[str]:
@@ -20,7 +21,7 @@ def shrink(client: HAClient, paths: Iterable[Path], side: int) -> Iterator[str]:
             asked.append(path)
             yield Ask(path.read_bytes(), headers={"side": str(side)})
 
-    for outcome in client.map("thumbnail", images(), window=16, errors="return"):
+    for outcome in client.map("thumbnail", images(), window=16, errors="return", progress=True):
         path = asked[outcome.index]
         if isinstance(outcome, CallFailed):
             yield f"{path}: {outcome.error}"
@@ -29,9 +30,24 @@ def shrink(client: HAClient, paths: Iterable[Path], side: int) -> Iterator[str]:
             yield f"{path.with_suffix('.png')}: {written} bytes"
 
 
-def sizes(client: HAClient, image: bytes, sides: Iterable[int], timeout: float) -> list[bytes]:
-    """The same image in several sizes at once. The first failure gives up the others."""
-    begun = [client.begin("thumbnail", image, headers={"side": str(side)}, timeout=timeout) for side in sides]
+def sizes(
+    client: HAClient,
+    image: bytes,
+    sides: Iterable[int],
+    timeout: float,
+    on_progress: Callable[[int, Progress], object] | None = None,
+) -> list[bytes]:
+    """The same image in several sizes at once. The first failure gives up the others.
+
+    ``on_progress`` gets each side and how many of its rows are done.
+    """
+
+    def begin(side: int) -> CallFuture[Reply]:
+        watch = None if on_progress is None else partial(on_progress, side)
+        headers = {"side": str(side)}
+        return client.begin("thumbnail", image, headers=headers, timeout=timeout, on_progress=watch)
+
+    begun = [begin(side) for side in sides]
     _, waiting = wait(begun, return_when=FIRST_EXCEPTION)
     for each in waiting:
         each.cancel()  # its worker is free for others

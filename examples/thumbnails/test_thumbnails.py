@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import thumbnails
-from bstar_client import CallTimeoutError, DeclinedError
+from bstar_client import CallTimeoutError, DeclinedError, Progress
 from bstar_testing import fake, pair
 from shrink import shrink, sizes
 from thumbnails import app
@@ -78,6 +78,13 @@ def test_several_sizes_are_made_at_once() -> None:
         assert [pixels_of(png)[:2] for png in made] == [(1, 1), (2, 1), (4, 2)]
         with pytest.raises(DeclinedError):
             sizes(client, HALVES, [1, 0, 4], timeout=10)
+
+
+def test_a_caller_sees_how_many_rows_are_done() -> None:
+    seen: dict[int, Progress] = {}
+    with fake(app) as client:
+        sizes(client, HALVES, [1, 4], timeout=10, on_progress=seen.__setitem__)
+    assert seen == {1: Progress(1, 1, "rows"), 4: Progress(2, 2, "rows")}
 
 
 def test_a_handler_stops_between_rows_once_its_caller_has_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
     bstar run thumbnails:app --processes 2 --requests-max 1000
 
 The body is the image, the header ``side`` the longest side of its thumbnail. Between two rows the handler
-looks whether its caller still waits.
+looks whether its caller still waits, and says how many rows are done.
 """
 
 import re
@@ -32,6 +32,7 @@ def thumbnail(image: bytes, request: Request) -> bytes:
         if request.is_cancelled:
             return b""
         rows.append(row)
+        request.progress(len(rows), height // min(box, height), "rows")
     return _png(rows)
 
 

@@ -87,6 +87,7 @@ class Broker:
             messages.Final: replies.receive_final,
             messages.Finals: replies.receive_finals,
             messages.Partial: replies.receive_partial,
+            messages.ProgressMade: replies.receive_partial,
             messages.Failure: replies.receive_final,
             messages.Ready: registry.register,
             messages.Heartbeat: registry.heartbeat,

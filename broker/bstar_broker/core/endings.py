@@ -132,6 +132,7 @@ class Endings:
             request.partials = 0
             request.held = None
             request.held_bytes = 0
+            request.progress = None
             # A dispatched request is not returned as unexecuted before its own deadline.
             may_wait_until = now + ledger.settings.request_ttl_s
             if request.deadline and (request.deliveries or request.deadline < may_wait_until):

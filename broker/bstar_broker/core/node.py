@@ -40,6 +40,7 @@ from bstar.wire.messages import (
     Heartbeat,
     Partial,
     Ping,
+    ProgressMade,
     Ready,
     Request,
     Requests,
@@ -62,7 +63,7 @@ from bstar_broker.core.store import Store
 # Only workers are fenced, so only their epochs matter. A client's message never raises an epoch.
 _EPOCH_CARRIERS = frozenset((Heartbeat, Ready, StaleEpoch))
 # Messages that end no request. A draining node does not look at all workers after each of these.
-_NO_ENDS = frozenset((Heartbeat, Ping, Partial))
+_NO_ENDS = frozenset((Heartbeat, Ping, Partial, ProgressMade))
 # No outage has as many activations: a worker that is so far ahead lies, or has believed a lie.
 _EPOCH_FAR_MIN = 1_000
 _EPOCH_TOLD_S = 60.0

@@ -18,6 +18,7 @@ from bstar.base.printable import printable
 from bstar.wire import front
 from bstar.wire.dialect import BrokerCodec, ClientCodec, Envelope
 from bstar.wire.messages import NO_PROCESS, Process
+from bstar.wire.progress import Progress
 from bstar_broker.core.queues import FairQueue
 
 # How a request ends at a node. A service counts each outcome under this name.
@@ -57,6 +58,8 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
     of the last dispatch. ``is_abandoned``: a worker still has the request, but this node will not answer it,
     and its client knows.
 
+    ``progress`` is the last that its handler reported, if it is the store's request.
+
     ``losses`` counts what is charged to it, ``crowd`` is how many requests its last lost worker held, and
     ``crowd_max`` how many may be at a worker with it (0: any number), until ``apart_until`` (``endings``).
     """
@@ -94,6 +97,7 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
     dispatched_at: float = 0.0
     worker: bytes = b""
     sent_bytes: int = 0
+    progress: Progress | None = None
 
 
 class Bundle(msgspec.Struct, eq=False):

@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from bstar.wire import native
+from bstar.wire import native, native_broker
 from bstar.wire.batches import bodies_of
 from bstar.wire.dialect import Dialect
-from bstar.wire.messages import ErrorCode, Failure, Final, Finals, Partial
+from bstar.wire.messages import ErrorCode, Failure, Final, Finals, Partial, ProgressMade
 from bstar_broker.core.bundles import Bundles, empty
 from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.outputs import Output, Send
@@ -82,8 +82,8 @@ class Replies:
             ledger.mailbox.retry_after(failure.retry_ms)
         return frames
 
-    def receive_partial(self, message: Partial, now: float) -> list[Output]:
-        """Handle a PARTIAL: more replies will follow."""
+    def receive_partial(self, message: Partial | ProgressMade, now: float) -> list[Output]:
+        """Handle a PARTIAL or the progress of a request: its reply will follow."""
         ledger = self._ledger
         worker = self._workers.get(message.sender)
         if worker is None:
@@ -98,6 +98,10 @@ class Replies:
         outputs: list[Output] = []
         if worker.silent_since is not None:
             self._has_room(worker, now, outputs)
+        if type(message) is ProgressMade:
+            self._tell_progress(request, message, outputs)
+            return outputs
+        assert type(message) is Partial
         if request.is_abandoned:
             ledger.drop("late-reply")
             # It counts anyway: a client that returns for the rest sees the gap (BSN-B-15).
@@ -115,6 +119,15 @@ class Replies:
         )
         ledger.answer(request, frames, outputs)
         return outputs
+
+    def _tell_progress(self, request: Accepted, message: ProgressMade, outputs: list[Output]) -> None:
+        """A client learns it if its dialect can say it; of a durable request the last one is kept."""
+        if request.is_abandoned:
+            self._ledger.drop("late-progress")
+        elif request.codec is self._ledger.mailbox:
+            request.progress = message.progress
+        elif request.codec is native_broker.CODEC:
+            self._ledger.answer(request, [request.sender, message.header, *message.body], outputs)
 
     def _hold(self, request: Accepted, body: list[bytes], now: float) -> None:
         """Keep a PARTIAL for a client that takes one reply only; all of them leave as one (6.7-3)."""

@@ -9,6 +9,7 @@ import enum
 import msgspec
 
 from bstar.records.role import RoleChange
+from bstar.wire.progress import Progress
 
 
 class ServiceState(msgspec.Struct, frozen=True):
@@ -343,6 +344,14 @@ class DiskState(msgspec.Struct, frozen=True):
         return self.error != ""
 
 
+class RequestProgress(msgspec.Struct, frozen=True):
+    """How far the handler of a durable request is, as it has reported last (``wire.progress``)."""
+
+    id: str
+    service: str
+    progress: Progress
+
+
 class StoreState(msgspec.Struct, frozen=True):
     """The durable store. Counts of requests are those of its table, ``acknowledged`` and the other totals
     since the node began to serve or started.
@@ -354,6 +363,7 @@ class StoreState(msgspec.Struct, frozen=True):
     oldest request that is due waits. ``lag_s``: for how long the follower's disk has been behind. ``ended``
     counts the ends that this node applied: states, and "declined", which is not among the "dead" there.
     ``acknowledged_alone``: those acknowledged with one copy.
+    ``progress``: of requests whose handlers report it, a bounded number.
     """
 
     is_leading: bool
@@ -383,6 +393,7 @@ class StoreState(msgspec.Struct, frozen=True):
     ended: dict[str, int] = {}
     acknowledged_alone: int = 0
     scheduled: int = 0
+    progress: list[RequestProgress] = []
 
     @property
     def is_in_trouble(self) -> bool:

@@ -25,6 +25,7 @@ from msgspec import Meta
 
 from bstar.errors import RemoteProtocolError
 from bstar.wire.limits import HEADERS_BYTES_MAX, SERVICE_BYTES_MAX
+from bstar.wire.progress import Progress
 
 PREFIX = b"store."
 ID_BYTES = 16
@@ -143,7 +144,8 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class Standing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What is known of a request. Times are Unix milliseconds, 0 where there is none. ``last_ms`` is the last
-    time for which a schedule made a request.
+    time for which a schedule made a request. ``progress``: what a handler that runs has reported last at the
+    node that answers; no disk has it.
     """
 
     id: _Id
@@ -160,6 +162,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     body_bytes: int = 0
     answer_bytes: int = 0
     last_ms: int = 0
+    progress: Progress | None = None
 
 
 class Filter(msgspec.Struct, frozen=True, array_like=True, gc=False):

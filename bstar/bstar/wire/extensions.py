@@ -6,6 +6,7 @@ Trace Context have types of their own; every other header has its name in the va
 
     01 length traceparent         03 length [length of the name (1 byte)] [name] [text]
     02 length tracestate          04 0004 milliseconds: how long the node has had the request
+    06 0000                       who asks wants to know the progress
 
 READY has one that tells of the worker's process (BSN-W-18):
 
@@ -34,9 +35,13 @@ _TRACESTATE = 0x02
 _HEADER = 0x03
 _AGE = 0x04
 _PROCESS = 0x05
+_PROGRESS = 0x06
 _PID_MAX = 0xFFFF_FFFF
 _ATTEMPT = 0x41
 _AGE_BYTES = 7
+
+# Of a REQUEST whose sender wants PROGRESS.
+PROGRESS_EXTENSION = struct.pack(">BH", _PROGRESS, 0)
 
 _NAMES = {_TRACEPARENT: "traceparent", _TRACESTATE: "tracestate"}
 _TYPES = {name: kind for kind, name in _NAMES.items()}
@@ -103,6 +108,11 @@ def attempt_of(extensions: bytes) -> int:
         if kind == _ATTEMPT and len(value) == 2:
             return max(1, int.from_bytes(value, "big"))
     return 1
+
+
+def wants_progress(extensions: bytes) -> bool:
+    """True if who asks wants to know how far the handler is (BSN-W-22)."""
+    return any(kind == _PROGRESS for kind, _ in _walk(extensions))
 
 
 def age_extension(extensions: bytes, age_ms: int) -> bytes:

@@ -37,6 +37,9 @@ SERVICE_VERSION_CHARS_MAX = 64
 # A text that travels in an ERROR or BUSY message is for people.
 TEXT_BYTES_MAX = 4_096
 
+# What a handler says of its progress: one line.
+PROGRESS_TEXT_BYTES_MAX = 1_000
+
 # The data of a declined request: some fields for its caller, not a reply.
 DECLINED_DATA_BYTES_MAX = 65_536
 

@@ -10,6 +10,8 @@ import enum
 
 import msgspec
 
+from bstar.wire.progress import Progress
+
 # "Never" and "no time limit known" in fields of milliseconds.
 NEVER_MS = 0xFFFF_FFFF
 # In ``Failure.retry_ms``: the handler leaves the time of the next attempt to the request.
@@ -50,6 +52,7 @@ class NodeStatus(msgspec.Struct, frozen=True, gc=False):
     ``heartbeat_ms`` and ``failover_timeout_ms`` are the pair's timing, from which clients derive their own.
     ``takes_batches``: it reads REQUESTS and FINALS. ``obeys_once``: it dispatches a request with ONCE at most
     once. ``takes_extended``: it reads rows with extensions in REQUESTS. ``takes_cancels``: it reads CANCEL.
+    ``takes_progress``: it reads PROGRESS.
     """
 
     state: int
@@ -63,6 +66,7 @@ class NodeStatus(msgspec.Struct, frozen=True, gc=False):
     obeys_once: bool = True
     takes_extended: bool = True
     takes_cancels: bool = True
+    takes_progress: bool = True
 
 
 class Request(msgspec.Struct, gc=False):
@@ -175,6 +179,16 @@ class Partial(msgspec.Struct, gc=False):
     header: bytes = b""
 
 
+class ProgressMade(msgspec.Struct, gc=False):
+    """A native worker's handler says how far it is. ``header`` and ``body`` are the frames that say so."""
+
+    sender: bytes
+    address: bytes
+    progress: Progress
+    header: bytes
+    body: list[bytes]
+
+
 class Final(msgspec.Struct, gc=False):
     """A worker's last reply to a request; MDP/0.1's REPLY is one of these. ``address`` as in Partial."""
 
@@ -241,5 +255,5 @@ class StaleEpoch(msgspec.Struct, gc=False):
 
 
 FromClient = Request | Requests | Cancel | Ping
-FromWorker = Ready | Partial | Final | Finals | Failure | Heartbeat | Disconnect | StaleEpoch
+FromWorker = Ready | Partial | ProgressMade | Final | Finals | Failure | Heartbeat | Disconnect | StaleEpoch
 FromPeer = FromClient | FromWorker

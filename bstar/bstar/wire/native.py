@@ -27,6 +27,7 @@ from bstar.wire.dialect import Frames
 from bstar.wire.limits import CREDIT_MAX, EXTENSIONS_BYTES_MAX, SERVICE_BYTES_MAX, TEXT_BYTES_MAX, TTL_MS_MAX
 from bstar.wire.mdp import check_body, check_service
 from bstar.wire.messages import NEVER_MS, OWN_BACKOFF, ErrorCode, NodeStatus, Reason
+from bstar.wire.progress import Progress, pack_progress
 
 MAGIC = b"\xb5\x01"
 
@@ -46,6 +47,7 @@ STALE_EPOCH = 0x0D
 REQUESTS = 0x0E
 FINALS = 0x0F
 CANCEL = 0x10
+PROGRESS = 0x11
 
 FLAG_REDELIVERED = 0x01  # on REQUEST: an earlier attempt or delivery of it may have been executed
 FLAG_DISPATCHED = 0x02  # on NOT_ACTIVE: a worker had been given the request, so it may have been executed
@@ -72,6 +74,7 @@ _FEATURE_BATCHES = 0x01
 _FEATURE_ONCE = 0x02
 _FEATURE_EXTENDED = 0x04
 _FEATURE_CANCELS = 0x08
+_FEATURE_PROGRESS = 0x10
 NO_NUMBER = bytes(8)
 _STATES = range(1, 6)
 
@@ -150,6 +153,7 @@ _BODY_FRAMES_MIN = {
     REQUESTS: 2,
     FINALS: 2,
     CANCEL: 0,
+    PROGRESS: 1,
 }
 
 
@@ -181,6 +185,7 @@ def encode_status(status: NodeStatus) -> bytes:
         | _FEATURE_ONCE * status.obeys_once
         | _FEATURE_EXTENDED * status.takes_extended
         | _FEATURE_CANCELS * status.takes_cancels
+        | _FEATURE_PROGRESS * status.takes_progress
     )
     return _STATUS.pack(
         status.state,
@@ -213,6 +218,7 @@ def decode_status(message: Message) -> NodeStatus:
         features & _FEATURE_ONCE != 0,
         features & _FEATURE_EXTENDED != 0,
         features & _FEATURE_CANCELS != 0,
+        features & _FEATURE_PROGRESS != 0,
     )
 
 
@@ -328,6 +334,11 @@ def encode_partial(identity: bytes, epoch: int, index: int, body: Frames) -> Fra
     """``[header 02] [body…]``; ``index`` counts the request's PARTIALs from 0."""
     check_body(body)
     return [pack_header(0xB5, 0x01, PARTIAL, 0, identity, epoch, index, 0), *body]
+
+
+def encode_progress(identity: bytes, epoch: int, progress: Progress) -> Frames:
+    """``[header 11] [numbers] [text]``: how far the handler is."""
+    return [header(PROGRESS, identity=identity, epoch=epoch), *pack_progress(progress)]
 
 
 def encode_final(identity: bytes, epoch: int, partials: int, body: Frames) -> Frames:

@@ -28,11 +28,13 @@ from bstar.wire.messages import (
     NodeStatus,
     Partial,
     Ping,
+    ProgressMade,
     Ready,
     Request,
     Requests,
     StaleEpoch,
 )
+from bstar.wire.progress import unpack_progress
 
 _NO_CLIENT = bytes(16)
 
@@ -129,6 +131,14 @@ def _read_partial(frames: Frames, fields: native.Fields, service: bytes) -> Part
     return Partial(frames[0], 3, (), fields[4], frames[2:], frames[1])
 
 
+def _read_progress(frames: Frames, fields: native.Fields, service: bytes) -> ProgressMade:
+    try:
+        progress = unpack_progress(frames[2:])
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError(error.reason, error.text, from_worker=True) from None
+    return ProgressMade(frames[0], fields[4], progress, frames[1], frames[2:])
+
+
 def _read_error(frames: Frames, fields: native.Fields, service: bytes) -> Failure:
     text = bytes(frames[2][:TEXT_BYTES_MAX]) if len(frames) > 2 else b""
     code, behind = fields[6], frames[3:]
@@ -166,6 +176,7 @@ _READERS: dict[int, Callable[[Frames, native.Fields, bytes], FromPeer]] = {
     native.REQUESTS: _read_requests,
     native.FINALS: _read_finals,
     native.PARTIAL: _read_partial,
+    native.PROGRESS: _read_progress,
     native.ERROR: _read_error,
     native.READY: _read_ready,
     native.CANCEL: lambda frames, fields, service: Cancel(frames[0], fields[4]),

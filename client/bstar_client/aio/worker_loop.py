@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 
 from bstar.base.printable import printable
@@ -109,6 +110,11 @@ class WorkerLoop(Dispatcher):
         # Not at once: a task that has not begun would end without an answer.
         if (task := self._tasks.get(job)) is not None:
             self._loop.call_soon(task.cancel)
+
+    def _tell_progress(self, job: Job) -> None:
+        # A thread that outlives the loop has nobody to tell.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._post, (job, [], "progress"))
 
     def _end(self, error: BstarError | None) -> None:
         if self._ended.done():

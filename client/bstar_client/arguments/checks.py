@@ -108,6 +108,13 @@ def check_function(value: object, name: str) -> None:
         raise TypeError(f"{name} is a function, not {type(value).__name__}")
 
 
+def check_on_progress(value: object) -> None:
+    """A function that is called and not awaited."""
+    check_function(value, "on_progress")
+    if is_any(value, inspect.iscoroutinefunction):
+        raise TypeError("on_progress is a plain function, not an async one: it is called and not awaited")
+
+
 def names_its_class(init: _InitT) -> _InitT:
     """Let a constructor refuse an unknown option by the name of the class that the program has written."""
     code = init.__code__

@@ -6,14 +6,14 @@ is the number of unread tuples.
 
 import logging
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bstar.errors import BstarError, StreamInterruptedError
 from bstar_client.arguments.settings import ClientSettings
 from bstar_client.core.calls import Call, CallTracer, Outcome, Reply
 from bstar_client.core.events import Event
-from bstar_client.core.outputs import ClientCore, Deliver, DeliverAll, Fail, Output, Reset, Send
+from bstar_client.core.outputs import ClientCore, Deliver, DeliverAll, Fail, Output, Report, Reset, Send
 from bstar_client.links.links import Links
 
 if TYPE_CHECKING:  # most programs keep none
@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # most programs keep none
 _log = logging.getLogger("bstar_client")
 
 _NOTHING: list[bytes] = []
+
+T = TypeVar("T")
 
 
 class Delivery:
@@ -66,10 +68,15 @@ class Delivery:
             elif isinstance(output, Fail):
                 output.call.elapsed_s = self._clock() - output.call.begun_at
                 self._fail(output.call, output.error)
+            elif isinstance(output, Report):
+                if output.call.on_progress is not None:  # the one before may have closed the client
+                    self._tell((output.call.on_progress,), output.progress)
             elif isinstance(output, Reset):
                 self.links.reset(output.node)
             else:
-                self._announce(output.event)
+                if self.journal is not None:
+                    self.journal.announced(output.event)
+                self._tell(self.observers, output.event)
 
     def abandon(self, call: Call, now: float) -> None:
         """The caller of this call has gone."""
@@ -114,7 +121,7 @@ class Delivery:
         for call, _ in outcomes:
             forget(call, None)
             call.body = _NOTHING
-            call.sink = None
+            call.sink = call.on_progress = None
 
     def _fail(self, call: Call, error: BstarError) -> None:
         call.is_done = True  # also if the core refused it, so that its caller does not abandon it
@@ -136,17 +143,16 @@ class Delivery:
         # call must not hold the sink.
         call.body = _NOTHING
         call.partials = ()
-        call.sink = None
+        call.sink = call.on_progress = None
 
-    def _announce(self, event: Event) -> None:
-        if self.journal is not None:
-            self.journal.announced(event)
+    def _tell(self, observers: Sequence[Callable[[T], object]], news: T) -> None:
+        """Call the program's own functions. They must not wait for the client."""
         self.announcing_in = threading.get_ident()
         try:
-            for observer in self.observers:
+            for observer in observers:
                 try:
-                    observer(event)
+                    observer(news)
                 except Exception:  # noqa: BLE001 - whatever it is, it is the observer's
-                    _log.exception("an observer failed on %r", event)
+                    _log.exception("an observer failed on %r", news)
         finally:
             self.announcing_in = 0

@@ -21,6 +21,7 @@ from bstar.errors import (
 from bstar.wire import durable
 from bstar.wire.declined import read_declined
 from bstar.wire.durable import Cause, Fetch, Filter, Listing, Receipt, Standing, State
+from bstar.wire.progress import Progress
 from bstar_client.arguments.bodies import to_name
 from bstar_client.arguments.checks import check_flag, to_milliseconds
 from bstar_client.core.call_errors import attempts
@@ -72,7 +73,8 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
     ``"failed"``, ``"declined"`` (for ``code``), ``"poison"``, ``"expired"`` or ``"rejected"``; ``text`` is
     what the last attempt said. Times are Unix seconds, None where there is none; ``due_at`` is the time of
     the next attempt, or the next one of a schedule, ``last_at`` the last for which a schedule made a request.
-    ``frames`` and ``body``: what was submitted, if asked for with ``bodies=True``.
+    ``frames`` and ``body``: what was submitted, if asked for with ``bodies=True``. ``progress``: what
+    the handler that runs has reported last; None if it has not, or not since the node that answers serves.
     """
 
     id: str
@@ -91,6 +93,7 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
     frames: tuple[bytes, ...] = ()
     last_at: float | None = None
     code: str = ""
+    progress: Progress | None = None
 
     @property
     def body(self) -> bytes:
@@ -298,6 +301,7 @@ def _status(standing: Standing, frames: tuple[bytes, ...] = ()) -> RequestStatus
         frames,
         _to_seconds(standing.last_ms),
         code,
+        standing.progress,
     )
 
 

@@ -11,13 +11,13 @@ import msgspec
 
 from bstar.errors import CallTimeoutError, LocalProtocolError, RemoteProtocolError
 from bstar.wire import durable, mmi
-from bstar.wire.extensions import headers_extensions
+from bstar.wire.extensions import PROGRESS_EXTENSION, headers_extensions
 from bstar.wire.mmi import OK, Service
 from bstar_client.arguments.bodies import to_bytes, to_name
-from bstar_client.arguments.checks import check_flag, to_timeout
+from bstar_client.arguments.checks import check_flag, check_on_progress, to_timeout
 from bstar_client.arguments.codecs import CONTENT_TYPES, Codec, to_typed
 from bstar_client.arguments.settings import ClientSettings
-from bstar_client.core.calls import Ask, Asked, Call, CallTracer, Reply
+from bstar_client.core.calls import Ask, Asked, Call, CallTracer, OnProgress, Reply
 
 # A call's own timeout. If it is unset, the client's applies.
 Timeout: TypeAlias = float | msgspec.UnsetType | None
@@ -37,6 +37,7 @@ class MapOptions(TypedDict, total=False):
     timeout: Timeout
     idempotent: bool
     codec: Codec | None
+    progress: bool
 
 
 class StreamOptions(TypedDict, total=False):
@@ -47,6 +48,7 @@ class StreamOptions(TypedDict, total=False):
     idempotent: bool
     urgent: bool
     headers: Mapping[str, str] | None
+    on_progress: OnProgress | None
 
 
 class RequestOptions(StreamOptions, total=False):
@@ -76,6 +78,7 @@ class Requests:
         is_stream: bool = False,
         index: int = 0,
         pair: int | None = None,
+        on_progress: OnProgress | None = None,
     ) -> Call:
         """A call for the session. LocalProtocolError or TypeError if it cannot be sent."""
         check_flag(idempotent, "idempotent")
@@ -116,6 +119,12 @@ class Requests:
         )
         if self.tracer is not None:
             self._trace(self.tracer, call, headers or {})
+        if on_progress is not None:
+            check_on_progress(on_progress)
+            if not self._is_native:
+                raise LocalProtocolError("plain MDP/0.2 has no progress: leave on_progress out")
+            call.on_progress = on_progress
+            call.extensions += PROGRESS_EXTENSION
         return call
 
     def _trace(self, tracer: CallTracer, call: Call, headers: Mapping[str, str]) -> None:

@@ -5,7 +5,7 @@ sent and how each attempt ended. A refused attempt was certainly not executed; a
 broke may have been. The caller's error depends on it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from bstar.base.printable import brief, compact
 from bstar.errors import BstarError
 from bstar.wire.mmi import PREFIX
+from bstar.wire.progress import Progress
 
 # The body of a request or a reply: one frame, or several.
 Body: TypeAlias = bytes | Sequence[bytes]
@@ -54,6 +55,8 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
         return compact(self, body=brief(self.body), headers=str(sorted(self.headers)) if self.headers else "")
 
 
+# What a caller wants called with each progress of its request.
+OnProgress: TypeAlias = Callable[[Progress], object]
 # What ``map`` takes.
 Asked: TypeAlias = Body | Value | Ask
 
@@ -115,7 +118,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
     sets it when the call has failed. ``pair`` is the index of its pair in the client's fleet.
 
     The garbage collector does not scan calls, because there are too many. So the end of a call clears the
-    fields that may refer back to it (``sink``, ``leader``).
+    fields that may refer back to it (``sink``, ``leader``, ``on_progress``).
     """
 
     service: bytes
@@ -137,6 +140,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
     extensions: bytes = b""
     # The tracer's.
     trace: Any = None
+    on_progress: OnProgress | None = None
 
     # A session has taken it.
     is_begun: bool = False

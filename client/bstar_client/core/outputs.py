@@ -6,6 +6,7 @@ from typing import Protocol
 import msgspec
 
 from bstar.errors import BstarError
+from bstar.wire.progress import Progress
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.counters import Counters
 from bstar_client.core.events import Event
@@ -38,6 +39,13 @@ class Fail(msgspec.Struct, frozen=True, gc=False):
     error: BstarError
 
 
+class Report(msgspec.Struct, frozen=True, gc=False):
+    """Tell the caller how far its request is. It ends nothing."""
+
+    call: Call
+    progress: Progress
+
+
 class Reset(msgspec.Struct, frozen=True, gc=False):
     """Close the node's socket, with all that is in it, and open a new one."""
 
@@ -50,7 +58,7 @@ class Announce(msgspec.Struct, frozen=True, gc=False):
     event: Event
 
 
-Output = Send | Deliver | DeliverAll | Fail | Reset | Announce
+Output = Send | Deliver | DeliverAll | Fail | Report | Reset | Announce
 
 
 class ClientCore(Protocol):

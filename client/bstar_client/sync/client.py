@@ -4,17 +4,21 @@
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
 from functools import partial
-from typing import Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from bstar.wire.mmi import OK, Service
 from bstar_client.arguments.bodies import to_name
+from bstar_client.arguments.checks import check_flag
 from bstar_client.arguments.codecs import NO_REPLY, Codec, T, read_frames, read_outcome, reply_of
 from bstar_client.calls.requests import DEFAULT, MapOptions, RequestOptions, StreamOptions, Timeout
-from bstar_client.core.calls import Ask, Asked, Body, Call, CallFailed, Reply, Value
+from bstar_client.core.calls import Ask, Asked, Body, Call, CallFailed, OnProgress, Reply, Value
 from bstar_client.core.window import Window
 from bstar_client.sync.caller import Caller
 from bstar_client.sync.durable import DurableCalls
 from bstar_client.sync.futures import CallFuture
+
+if TYPE_CHECKING:  # most programs draw none
+    from bstar_client.calls.bar import MapBar
 
 
 class HAClient(Caller, DurableCalls):
@@ -84,6 +88,7 @@ class HAClient(Caller, DurableCalls):
         key: bytes | str | None = None,
         urgent: bool = False,
         headers: Mapping[str, str] | None = None,
+        on_progress: OnProgress | None = None,
     ) -> Any:  # Any: the overloads tell it
         """Send a request and wait for its reply.
 
@@ -106,12 +111,16 @@ class HAClient(Caller, DurableCalls):
         request is sent or redelivered. 64 at most, 8,000 bytes in all; names are visible ASCII. A worker of
         another dialect gets the body alone. Calls that share a request by ``key`` send the headers of one.
 
+        ``on_progress`` is called with each Progress that the handler reports, ten a second at most. Where and
+        how: as ``on_event``. After a failover the next execution reports again from its beginning. Of calls
+        that share a request by ``key`` the one that is sent decides whether progress comes.
+
         Raises BusyError, RejectedError (not executed), NoActiveNodeError (deadline, not executed),
         CallTimeoutError (deadline), DeclinedError (the handler declined it), HandlerError (the handler
         failed, or its reply is no ``reply``), OutcomeUnknownError, ClosedError, ForkedError.
         """
         ask = Ask(body, key, timeout, service, urgent, headers, codec)
-        answer = self._ask(ask, idempotent=idempotent)
+        answer = self._ask(ask, idempotent=idempotent, on_progress=on_progress)
         return answer if reply is None else read_frames(answer.frames, reply, codec, reply_of(service))
 
     @overload
@@ -141,6 +150,7 @@ class HAClient(Caller, DurableCalls):
         key: bytes | str | None = None,
         urgent: bool = False,
         headers: Mapping[str, str] | None = None,
+        on_progress: OnProgress | None = None,
     ) -> CallFuture[Any]:
         """Send a request and return at once: a ``concurrent.futures.Future`` of its reply.
 
@@ -152,11 +162,21 @@ class HAClient(Caller, DurableCalls):
         def read(answer: Reply) -> Any:
             return answer if reply is None else read_frames(answer.frames, reply, codec, reply_of(service))
 
-        return self._start(lambda sink: self._requests.call(ask, sink, idempotent=idempotent), read)
+        return self._start(
+            lambda sink: self._requests.call(ask, sink, idempotent=idempotent, on_progress=on_progress), read
+        )
 
-    def _ask(self, ask: Ask, *, idempotent: bool = True, pair: int | None = None) -> Reply:
+    def _ask(
+        self,
+        ask: Ask,
+        *,
+        idempotent: bool = True,
+        pair: int | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Reply:
         sink = self._sink()
-        return self._reply_to(self._requests.call(ask, sink, idempotent=idempotent, pair=pair), sink)
+        call = self._requests.call(ask, sink, idempotent=idempotent, pair=pair, on_progress=on_progress)
+        return self._reply_to(call, sink)
 
     @overload
     def stream(
@@ -184,17 +204,20 @@ class HAClient(Caller, DurableCalls):
         idempotent: bool = True,
         urgent: bool = False,
         headers: Mapping[str, str] | None = None,
+        on_progress: OnProgress | None = None,
     ) -> Generator[Any, None, None]:  # Any: the overloads tell it
         """Send a request and yield its PARTIALs as they come, then the FINAL (``is_final``).
 
         A stream that breaks after its first PARTIAL is not sent again: it ends with StreamInterruptedError.
         If the caller leaves the loop early, the client forgets the request; the worker goes on. ``body``,
-        ``codec``, ``timeout``, ``idempotent``, ``urgent`` and ``headers`` are those of ``request``.
-        ``reply``: the type that each part is decoded as, and the FINAL unless it is empty.
+        ``codec``, ``timeout``, ``idempotent``, ``urgent``, ``headers`` and ``on_progress`` are those of
+        ``request``. ``reply``: the type that each part is decoded as, and the FINAL unless it is empty.
         """
         ask = Ask(body, None, timeout, service, urgent, headers, codec)
         replies = self._replies_of(
-            lambda sink: self._requests.call(ask, sink, idempotent=idempotent, is_stream=True)
+            lambda sink: self._requests.call(
+                ask, sink, idempotent=idempotent, is_stream=True, on_progress=on_progress
+            )
         )
         return replies if reply is None else self._parts_of(replies, reply, codec, reply_of(service))
 
@@ -262,6 +285,7 @@ class HAClient(Caller, DurableCalls):
         timeout: Timeout = DEFAULT,
         idempotent: bool = True,
         errors: Literal["raise", "return"] = "raise",
+        progress: bool = False,
     ) -> Generator[Any, None, None]:  # Any: the overloads tell it
         """Send a request for each body, ``window`` of them at a time, and yield the replies.
 
@@ -274,13 +298,33 @@ class HAClient(Caller, DurableCalls):
         ``errors="raise"``: ``map`` raises the first failure, with the body's position in a note, and gives up
         all requests in flight. ``errors="return"``: ``map`` yields a CallFailed for a failed call and goes
         on. It raises only what concerns no single call (ClosedError, a body of a wrong type).
+
+        ``progress``: draw a bar on standard error that counts the outcomes, if that is a terminal; with Rich
+        if it is installed, otherwise as a line. The total is the length of ``bodies``, if it has one.
         """
         self._check()
+        check_flag(progress, "progress")
         sliding = self._new_window(bodies, window, ordered, errors)
         outcomes = self._map(sliding, service, bodies, timeout, idempotent, codec=codec)
+        if progress:
+            from bstar_client.calls.bar import MapBar  # noqa: PLC0415 - most programs draw none
+
+            outcomes = self._counted(outcomes, MapBar(service, bodies))
         if reply is None:
             return outcomes
         return self._values_of(outcomes, reply, codec, reply_of(service), errors)
+
+    def _counted(
+        self, outcomes: Generator[Reply | CallFailed, None, None], bar: "MapBar"
+    ) -> Generator[Reply | CallFailed, None, None]:
+        bar.begin()
+        try:
+            with closing(outcomes):
+                for outcome in outcomes:
+                    bar.count(outcome)
+                    yield outcome
+        finally:
+            bar.end()
 
     def _values_of(
         self,

@@ -250,6 +250,9 @@ class WorkerLoop(Dispatcher):
         if self._slots.pop(job, False):
             self._add_thread()
 
+    def _tell_progress(self, job: Job) -> None:
+        self._outbox.post((job, [], "progress"))
+
     def _end(self, error: BstarError | None) -> None:
         self._is_ended = True
         if error is not None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Literal, assert_never
 
 from bstar.errors import BstarError
-from bstar.wire.extensions import NO_HEADERS, attempt_of
+from bstar.wire.extensions import NO_HEADERS, attempt_of, wants_progress
 from bstar_client.arguments.declined import frames_of
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker.dialects import Job
@@ -30,6 +30,7 @@ from bstar_client.core.worker.outputs import (
     Unregistered,
     WorkerOutput,
 )
+from bstar_client.core.worker.progress import Latest
 from bstar_client.core.worker.session import WorkerCore
 from bstar_client.journal import WorkJournal
 from bstar_client.links.links import Links
@@ -52,10 +53,12 @@ _log = logging.getLogger("bstar_client")
 
 # "replay", "refusal" and "expired" answer requests that were not executed.
 Kind = Literal[
-    "partial", "final", "failure", "declined", "retry", "cancelled", "replay", "refusal", "expired"
-]
-# A handler's result. The first frame of a failure, a declined request, a retry or a refusal is its text. A
-# declined request has a second one, its data; a retry, too: the milliseconds in decimal.
+    "partial", "progress", "final", "failure", "declined", "retry", "cancelled", "replay", "refusal",
+    "expired",
+]  # fmt: skip
+# A handler's result. Progress has no frames: the core takes what is the last by then. The first frame of a
+# failure, a declined request, a retry or a refusal is its text. A declined request has a second one, its
+# data; a retry, too: the milliseconds in decimal.
 Result = tuple[Job, list[bytes], Kind]
 
 
@@ -84,6 +87,10 @@ class Dispatcher(ABC):
     @abstractmethod
     def _abandon(self, job: Job) -> None:
         """A handler is stuck: make room for another."""
+
+    @abstractmethod
+    def _tell_progress(self, job: Job) -> None:
+        """A handler has reported progress: post it. Any thread may call it."""
 
     @abstractmethod
     def _end(self, error: BstarError | None) -> None:
@@ -185,6 +192,9 @@ class Dispatcher(ABC):
     def answer(self, result: Result, now: float) -> None:
         """Send one result that is not a final reply."""
         job, body, kind = result
+        if kind == "progress":
+            self.perform(self._core.progress(job, now))
+            return
         if self.journal is not None:
             self.journal.told(job, body, kind)
         if self._core.times is not None and kind in ("failure", "declined", "retry") and job.began_at:
@@ -209,6 +219,8 @@ class Dispatcher(ABC):
 
     def request_of(self, job: Job) -> Request:
         """The handler's view of a job."""
+        if job.extensions and wants_progress(job.extensions):
+            job.latest = Latest(self._tell_progress)
         return Request(
             self.settings.service,
             tuple(job.body),

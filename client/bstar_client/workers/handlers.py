@@ -10,6 +10,7 @@ import msgspec
 from bstar.base.printable import brief, compact
 from bstar.wire.extensions import NO_HEADERS, headers_extensions, headers_of
 from bstar.wire.messages import NEVER_MS, OWN_BACKOFF
+from bstar.wire.progress import progress_of
 from bstar_client.arguments.bodies import to_frames
 from bstar_client.arguments.checks import to_milliseconds
 from bstar_client.arguments.declined import Declined
@@ -122,6 +123,18 @@ class Request(msgspec.Struct, frozen=True, eq=False, gc=False):
         job.on_cancel.append(call)
         if job.cancelled_at is not None:
             call_on_cancel(self.service, job)
+
+    def progress(self, done: float, total: float | None = None, text: str = "") -> None:
+        """Say how far the handler is: ``done`` of ``total``, in a unit of its own, and a line for people.
+
+        It reaches a caller that asked for it (``on_progress``) and the status of a durable request; otherwise
+        nothing is sent. Call it as often as you like, in any thread: ten a second are sent, and the last one
+        before the reply. It extends no deadline. ``total``: None if it is not known. ``text``: 1,000 bytes at
+        most. TypeError or LocalProtocolError for an argument that cannot be sent.
+        """
+        progress, job = progress_of(done, total, text), self._job
+        if job is not None and job.latest is not None:
+            job.latest.put(job, progress)
 
 
 class Retry(Exception):  # noqa: N818 - it is what the handler asks for

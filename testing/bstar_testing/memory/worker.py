@@ -188,6 +188,9 @@ class MemoryWorkerLoop(MemoryDispatcher):
         """The handler is stuck: others may run beside it."""
         self._threads += 1
 
+    def _tell_progress(self, job: Job) -> None:
+        self.report((job, [], "progress"))
+
     def _end(self, error: BstarError | None) -> None:
         """Nobody waits for the worker: its callers see that it is gone."""
 

@@ -245,6 +245,11 @@ const parts = (state) => {
       ["sync, mean", disk && disk.commits ? lasts(disk.sync_sum_s / Math.max(1, disk.sync_counts.reduce((a, b) => a + b, 0))) : ""],
     ]]);
   }
+  const running = (store && store.progress) || [];
+  if (running.length) {
+    const line = ({ done, total, text }) => count(done) + (total === null ? "" : ` of ${count(total)}`) + (text && `: ${text}`);
+    cards.push(["Progress of durable requests", running.map((each) => [`${each.service} ${each.id}`, line(each.progress)])]);
+  }
   for (const front of state.fronts) {
     const words = (counts) => Object.entries(counts).map(([name, n]) => [name, count(n)]);
     cards.push([`Front ${front.name}`, [...words(front.peers), ...words(front.levels), ...words(front.counts)]]);

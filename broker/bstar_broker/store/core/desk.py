@@ -33,6 +33,7 @@ from bstar_broker.store.core.commands import (
 )
 from bstar_broker.store.core.events import Change, Find, Found, Search
 from bstar_broker.store.core.records import Record
+from bstar_broker.store.core.runner import identity_of
 from bstar_broker.store.core.settings import StoreSettings
 from bstar_broker.store.core.tally import StoreObserver
 
@@ -257,7 +258,7 @@ class Desk:
         fetch = durable.decode(message.body[0], Fetch)
 
         def answer(record: Record | None, now: float) -> list[Output]:
-            return [self._say(message, _standing(fetch.id, record))]
+            return [self._say(message, self._standing(fetch.id, record))]
 
         return self.ask(message, fetch.id, principal, answer)
 
@@ -287,7 +288,8 @@ class Desk:
             size_bytes = sum(record.size_bytes for record in records) if wanted.with_bodies else 0
             if (refusal := self.why_not_sent(message.sender, size_bytes)) is not None:
                 return self.refuse(message, refusal)
-            return [self._say(message, Listing([record.standing() for record in records], after, bodies))]
+            standings = [self._standing(record.id, record) for record in records]
+            return [self._say(message, Listing(standings, after, bodies))]
 
         return [
             Search(
@@ -424,6 +426,15 @@ class Desk:
 
     def _say(self, asker: Request, message: Receipt | Standing | Listing, *more: bytes) -> Send:
         return self.final(asker, [durable.encode(message), *more])
+
+    def _standing(self, request: bytes, record: Record | None) -> Standing:
+        """What is known of a request, with the progress of the attempt that runs here."""
+        standing = _standing(request, record)
+        if standing.state == State.PENDING:
+            accepted = self._ledger.by_identity.get(identity_of(request))
+            if accepted is not None and accepted.progress is not None:
+                return msgspec.structs.replace(standing, progress=accepted.progress)
+        return standing
 
     def why_not_sent(self, client: bytes, size_bytes: int) -> Refusal | None:
         """Why this client does not get so many bytes now; None if it does, and they take their memory."""

@@ -408,4 +408,5 @@ class DurableStore:
             lag_s=self._tally.lag_s(replica.last.number, replica.lag, now),
             ended=dict(self._tally.ended),
             acknowledged_alone=self._tally.acknowledged_alone,
+            progress=self._runner.progress(),
         )

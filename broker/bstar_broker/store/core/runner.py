@@ -5,16 +5,20 @@ whether there are more and when the next becomes due. A request stays in ``runni
 its end became has been applied, so no look at the table finds it a second time.
 """
 
+from itertools import islice
 from math import inf
 
 import msgspec
 
+from bstar.base.printable import printable
 from bstar.wire.dialect import Dialect
 from bstar.wire.durable import Cause
+from bstar.wire.extensions import PROGRESS_EXTENSION
 from bstar.wire.messages import ErrorCode, Request
 from bstar_broker.core.broker import Broker
 from bstar_broker.core.mailbox import STORE
 from bstar_broker.core.outputs import Output
+from bstar_broker.core.snapshot import RequestProgress
 from bstar_broker.store.core.commands import Answered, Command, Failed
 from bstar_broker.store.core.events import Due, DueFound
 from bstar_broker.store.core.records import Record
@@ -25,6 +29,8 @@ _SERVICE_MAX = 512
 _RUNNING_MAX = 8_192
 _BYTES_MAX = 64 << 20
 _LOOK_BYTES = 8 << 20
+# A page for people shows the progress of so many requests.
+_PROGRESS_MAX = 20
 # After a refusal of the broker.
 _PAUSE_S = 0.1
 # Identities of durable requests: the id, and a number that no client counts to, with the mark of a key. So
@@ -186,7 +192,7 @@ class Runner:
             record.service,
             record.body,
             identity_of(record.id),
-            extensions=_ATTEMPT + attempt.to_bytes(2, "big") + record.headers,
+            extensions=_ATTEMPT + attempt.to_bytes(2, "big") + record.headers + PROGRESS_EXTENSION,
             is_repeated=attempt > 1 or record.seq < self._begun_seq,
         )
         return self._broker.receive(request, now)
@@ -219,6 +225,17 @@ class Runner:
                 lane.has_more = True
                 lane.pause_until = now + _PAUSE_S
         return True
+
+    def progress(self) -> list[RequestProgress]:
+        """What the handlers of the first requests have reported, of those that report."""
+        by_identity = self._ledger.by_identity
+        held = ((record, by_identity.get(identity_of(request))) for request, record in self.running.items())
+        reported = (
+            RequestProgress(record.id.hex(), printable(record.service), accepted.progress)
+            for record, accepted in held
+            if accepted is not None and accepted.progress is not None
+        )
+        return list(islice(reported, _PROGRESS_MAX))
 
     # --- time -----------------------------------------------------------------------------------------------
 

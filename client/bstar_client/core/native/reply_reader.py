@@ -9,12 +9,13 @@ from bstar.errors import BstarError, RejectedError, RemoteProtocolError
 from bstar.wire import native
 from bstar.wire.batches import FINAL_ROW_BYTES, final_rows
 from bstar.wire.messages import ErrorCode
+from bstar.wire.progress import unpack_progress
 from bstar_client.core.call_errors import broken, expired, handler_error, too_many_partials
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.native.outstanding import Outstanding
 from bstar_client.core.native.sender import TTL_MARGIN_MAX_S
 from bstar_client.core.nodes import Node
-from bstar_client.core.outputs import Deliver, DeliverAll, Output
+from bstar_client.core.outputs import Deliver, DeliverAll, Output, Report
 
 # The pause that BUSY asks for grows by this factor with each BUSY for the same request, up to the limit.
 _BUSY_GROWTH = 1.5
@@ -112,7 +113,10 @@ class ReplyReader:
         self._calls.fail(call, broken(call, text), outputs)
 
     def receive_partial(self, node: Node, message: native.Message, outputs: list[Output]) -> None:
-        """A part of the reply."""
+        """A part of the reply, or how far the handler is."""
+        if message.command == native.PROGRESS:
+            self._receive_progress(node, message, outputs)
+            return
         counters = self._calls.counters
         call = self._calls.by_identity.get(message.identity)
         if call is None:
@@ -136,6 +140,19 @@ class ReplyReader:
             outputs.append(stream_partial(call, tuple(message.body), message.epoch, node.endpoint))
         elif not collect_partial(call, tuple(message.body), self._partials_max):
             self._calls.fail(call, too_many_partials(self._partials_max), outputs)
+
+    def _receive_progress(self, node: Node, message: native.Message, outputs: list[Output]) -> None:
+        """The handler says how far it is. An execution at a node that the client has left counts no more."""
+        try:
+            progress = unpack_progress(message.body)
+        except RemoteProtocolError:
+            self._calls.counters.messages_invalid += 1
+            return
+        call = self._calls.by_identity.get(message.identity)
+        if call is None or call.sent_to != node.connection:
+            return
+        askers = [call, *(call.followers or ())]
+        outputs += [Report(each, progress) for each in askers if each.on_progress is not None]
 
     def receive_error(self, node: Node, message: native.Message, outputs: list[Output], now: float) -> None:
         """The request ended without a reply. The code says whether it was executed."""

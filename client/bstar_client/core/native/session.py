@@ -35,7 +35,7 @@ from bstar_client.core.outputs import Announce, Output, Send
 from bstar_client.core.session_settings import SessionSettings
 
 # The answers to a vote that prove that the node serves.
-_PROOFS = frozenset({native.FINAL, native.PARTIAL, native.ERROR, native.BUSY})
+_PROOFS = frozenset({native.FINAL, native.PARTIAL, native.PROGRESS, native.ERROR, native.BUSY})
 
 
 class _Left(msgspec.Struct, frozen=True, gc=False):
@@ -221,7 +221,7 @@ class Session:
             self._replies.receive_finals(record, message, outputs, now)
         elif command == native.FINAL:
             self._replies.receive_final(record, message, outputs, now)
-        elif command == native.PARTIAL:
+        elif command in (native.PARTIAL, native.PROGRESS):
             self._replies.receive_partial(record, message, outputs)
         elif command == native.PONG:
             self._receive_pong(record, message, outputs, now)

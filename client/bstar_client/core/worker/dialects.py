@@ -16,7 +16,9 @@ from bstar.wire.extensions import NO_HEADERS, age_of, headers_of, process_extens
 from bstar.wire.limits import TEXT_BYTES_MAX
 from bstar.wire.mdp import MDP02, WorkerVerb
 from bstar.wire.messages import NO_PROCESS, OWN_BACKOFF, ErrorCode, Process, Reason
+from bstar.wire.progress import Progress
 from bstar_client.core.candidacy import ACTIVE
+from bstar_client.core.worker.progress import Latest
 
 
 class Hearing(enum.Enum):
@@ -59,6 +61,7 @@ class Heard(msgspec.Struct, frozen=True, gc=False):
     extensions: bytes = b""
     rows: Rows | None = None
     takes_batches: bool = False
+    takes_progress: bool = False
     heartbeat_s: float = 0.0
     expiry_s: float = 0.0
     reason: str = ""
@@ -96,6 +99,8 @@ class Job(msgspec.Struct, eq=False, gc=False):
     # the time before it reads the list; the handler's thread adds to the list before it reads the time.
     cancelled_at: float | None = None
     on_cancel: list[Callable[[], object]] | None = None
+    # What its handler has reported of its progress, if who asks wants to know.
+    latest: Latest | None = None
     # For the shell's journal: when its handler was called (0: not yet) and returned, and the bytes of its
     # PARTIALs.
     began_at: float = 0.0
@@ -151,6 +156,10 @@ class NativeWorker:
         """``[header 02] [body…]``"""
         return native.encode_partial(job.identity, job.epoch, job.partials, body)
 
+    def progress(self, job: Job, progress: Progress) -> list[bytes]:
+        """``[header 11] [numbers] [text]``"""
+        return native.encode_progress(job.identity, job.epoch, progress)
+
     def final(self, job: Job, body: list[bytes]) -> list[bytes]:
         """``[header 03] [body…]``"""
         return native.encode_final(job.identity, job.epoch, job.partials, body)
@@ -197,6 +206,7 @@ class NativeWorker:
                 Hearing.WELCOME,
                 message.epoch,
                 takes_batches=welcome.status.takes_batches,
+                takes_progress=welcome.status.takes_progress,
                 heartbeat_s=welcome.heartbeat_ms / 1000,
                 expiry_s=welcome.expiry_ms / 1000,
                 is_active=welcome.status.state == ACTIVE,
@@ -236,6 +246,10 @@ class Mdp02Worker:
     def partial(self, job: Job, body: list[bytes]) -> list[bytes]:
         """``[MDPW02] [03] [client] [] [body…]``"""
         return MDP02.encode_partial(job.identity, body)
+
+    def progress(self, job: Job, progress: Progress) -> list[bytes]:
+        """MDP has no progress, and no way to ask for it."""
+        raise AssertionError("MDP/0.2 has no progress")
 
     def final(self, job: Job, body: list[bytes]) -> list[bytes]:
         """``[MDPW02] [04] [client] [] [body…]``"""

@@ -66,6 +66,7 @@ class NodeSession:
         self.warn_at: float | None = None
         self.has_left = False
         self.takes_batches = False
+        self.takes_progress = False
         self.heartbeat_s = 0.0
         self.expiry_s = 0.0
         self.heartbeat_at = 0.0
@@ -129,7 +130,7 @@ class NodeSessions:
         """A connection is ready. Returns the name of its keepalive for READY."""
         self._connections += 1
         session.connection = self._connections
-        session.takes_batches = False
+        session.takes_batches = session.takes_progress = False
         session.heartbeat_s = self._dialect.heartbeat_s
         session.expiry_s = self._dialect.expiry_s
         session.expires_at = now + session.expiry_s
@@ -148,6 +149,7 @@ class NodeSessions:
     def welcome(self, session: NodeSession, heard: Heard, outputs: list[WorkerOutput], now: float) -> None:
         """The node confirms the registration and tells its timing."""
         session.takes_batches = heard.takes_batches
+        session.takes_progress = heard.takes_progress
         session.heartbeat_s = heard.heartbeat_s
         session.expiry_s = heard.expiry_s
         session.expires_at = now + heard.expiry_s

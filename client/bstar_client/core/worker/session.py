@@ -24,6 +24,7 @@ from bstar_client.core.worker.handler_times import HandlerTimes
 from bstar_client.core.worker.jobs import Jobs, ReplyBatch, WorkerLimits, why_unbegun
 from bstar_client.core.worker.node_sessions import NodeSession, NodeSessions
 from bstar_client.core.worker.outputs import Abandon, Cancel, Ended, Fenced, Open, WorkerOutput
+from bstar_client.core.worker.progress import Pace
 
 # A number that was derived from a key has at least this first byte.
 _KEYED = 0x40
@@ -54,6 +55,7 @@ class WorkerCore:
         # back.
         self.claim: Callable[[Job], bool] = self._jobs.claim
         self._fence = Fence()
+        self._pace: Pace[Job] = Pace()
         self.stuck = 0
         self.times: HandlerTimes | None = None
         self._drain_ends_at: float | None = None
@@ -159,6 +161,24 @@ class WorkerCore:
         job.partials += 1
         return outputs
 
+    def progress(self, job: Job, now: float) -> list[WorkerOutput]:
+        """The handler has reported how far it is (``Latest``)."""
+        outputs: list[WorkerOutput] = []
+        if not job.is_ended and job not in self._pace:
+            self._send_progress(job, outputs, now)
+        return outputs
+
+    def _send_progress(self, job: Job, outputs: list[WorkerOutput], now: float) -> None:
+        """Send what the handler has reported last, if there is something new."""
+        assert job.latest is not None, "it has reported"
+        progress, session = job.latest.take(), self.sessions[job.node]
+        if progress is None:
+            return
+        self._pace.hold(job, now)
+        is_wanted = session.takes_progress and job.cancelled_at is None
+        if is_wanted and session.owns(job) and not session.has_left:
+            self._send(session, self._dialect.progress(job, progress), outputs, now, is_reply=True)
+
     def finished(self, job: Job, body: list[bytes], now: float) -> list[WorkerOutput]:
         """The handler returned."""
         outputs: list[WorkerOutput] = []
@@ -168,7 +188,7 @@ class WorkerCore:
             self.counters.finished += 1
         else:
             self.counters.cancelled += 1
-        self._answer(job, self._dialect.final(job, body), outputs, now)
+        self._answer_last(job, self._dialect.final(job, body), outputs, now)
         self._end(job, outputs, now)
         return outputs
 
@@ -185,6 +205,7 @@ class WorkerCore:
                 or job.is_ended
                 or job.partials
                 or job.cancelled_at is not None
+                or job.latest is not None
                 or not session.takes_batches
                 or session.connection != job.connection
                 or session.has_left
@@ -262,7 +283,7 @@ class WorkerCore:
         if self._is_late(job):
             return outputs
         setattr(self.counters, outcome, getattr(self.counters, outcome) + 1)
-        self._answer(job, frames, outputs, now)
+        self._answer_last(job, frames, outputs, now)
         self._end(job, outputs, now)
         return outputs
 
@@ -333,11 +354,12 @@ class WorkerCore:
             self.sessions.next_deadline(is_draining=self._drain_ends_at is not None),
             self._jobs.next_deadline(),
             self._drain_ends_at,
+            self._pace.next_deadline(),
         )
         return min((time for time in times if time is not None), default=None)
 
     def handle_timer(self, now: float) -> list[WorkerOutput]:
-        """Handle heartbeats, silence, new sockets, overdue handlers and the end of the drain."""
+        """Handle heartbeats, silence, new sockets, progress, overdue handlers and the end of the drain."""
         outputs: list[WorkerOutput] = []
         if self._has_ended:
             return outputs
@@ -354,6 +376,11 @@ class WorkerCore:
                 outputs.append(Open(session.index))
         if self._drain_ends_at is None:
             self.sessions.warn(outputs, now)
+        for held in self._pace.pop_due(now):
+            assert held.latest is not None, "it has reported"
+            held.latest.is_told = False
+            if not held.is_ended:
+                self._send_progress(held, outputs, now)
         while (job := self._overdue(now)) is not None:
             self._give_up(job, outputs, now)
         self._end_if_drained(outputs, now)
@@ -367,7 +394,7 @@ class WorkerCore:
         self.stuck += 1
         self._jobs.give_up(job)
         text = f"the handler did not return within {self._limits.handler_timeout_s} s"
-        self._answer(job, self._dialect.failure(job, ErrorCode.HANDLER_TIMEOUT, text), outputs, now)
+        self._answer_last(job, self._dialect.failure(job, ErrorCode.HANDLER_TIMEOUT, text), outputs, now)
         outputs.append(Abandon(job))
         if self.stuck >= self._limits.stuck_handlers_max:
             job.is_ended = True
@@ -481,6 +508,12 @@ class WorkerCore:
             self.counters.replies_dropped += 1  # its session is gone; the client sends it again
             return
         self._send(session, frames, outputs, now, is_reply=True)
+
+    def _answer_last(self, job: Job, frames: list[bytes], outputs: list[WorkerOutput], now: float) -> None:
+        """Answer, after the last progress that was reported."""
+        if job.latest is not None:
+            self._send_progress(job, outputs, now)
+        self._answer(job, frames, outputs, now)
 
     def _release(self, job: Job) -> None:
         job.is_ended = True
