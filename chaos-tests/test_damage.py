@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import sqlite3
 import time
+import urllib.request
 from contextlib import closing
 from pathlib import Path
 
@@ -30,6 +32,7 @@ SEED = int(os.environ.get("SEED") or 1)
 pytestmark = pytest.mark.timeout(420 + 60 * ROUNDS)
 
 PAGE = 4096
+HTTP_S = 60.0
 
 
 def repeat(scenario: str) -> str:
@@ -128,6 +131,10 @@ def test_a_primary_with_a_damaged_wal_does_not_lead_alone_and_takes_the_peers_co
         assert any("synced transactions are missing" in finding.text for finding in found)
         run.restart(primary)
         wait_until(lambda: is_waiting(run, primary), "the primary says that its copy is damaged")
+        with urllib.request.urlopen(f"{primary.http_url}/metrics", timeout=HTTP_S) as answer:
+            metrics = answer.read().decode()
+        assert re.search(r"^bstar_store_damaged\S* 1\.0$", metrics, re.MULTILINE)
+        assert "synced transactions are missing" in primary.log_since_start()
         run.recover(backup)
         assert is_damaged(run, primary)
 
