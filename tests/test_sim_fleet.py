@@ -249,7 +249,7 @@ def test_a_build_that_tells_every_session_of_a_broken_connection_is_caught(
 def test_a_build_that_forgets_the_deadlines_of_all_pairs_but_the_first_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sound = FleetSession._told
+    sound = FleetSession._renumbered
 
     def minds_the_first(self: FleetSession, pair: int, outputs: list[Output]) -> list[Output]:
         outputs = sound(self, pair, outputs)
@@ -257,7 +257,7 @@ def test_a_build_that_forgets_the_deadlines_of_all_pairs_but_the_first_is_caught
             self._due[pair] = math.inf
         return outputs
 
-    monkeypatch.setattr(FleetSession, "_told", minds_the_first)
+    monkeypatch.setattr(FleetSession, "_renumbered", minds_the_first)
     assert first_rule() in ("d", "h")
 
 

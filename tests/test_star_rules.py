@@ -44,7 +44,7 @@ TWIN: dict[tuple[str, str], Choices] = {
     ("ACTIVE", "STALL"): (("", PASSIVE, "ASK"),),
     ("ACTIVE", "MAJORITY_LOST"): (("", PASSIVE, "ASK"),),
     ("ACTIVE", "HANDOVER"): (("peer_ready", PASSIVE, "RELEASE"),),
-    ("ACTIVE", "CLIENTS_CUT_OFF"): (("peer_ready nobody_served", PASSIVE, "RELEASE"),),
+    ("ACTIVE", "CLIENTS_CUT_OFF"): (("peer_ready no_client_served", PASSIVE, "RELEASE"),),
     ("ACTIVE", "LEAVE"): (("", PASSIVE, "RELEASE"),),
     ("ACTIVE", "EPOCH_LEARNED"): (("peer_may_be_active", PASSIVE, "ASK"), ("", ACTIVE, "")),
     ("ACTIVE", "PEER_MISMATCH"): (("peer_outranks", ERROR, "MISMATCH"),),

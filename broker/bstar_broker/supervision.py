@@ -32,7 +32,7 @@ class Supervision:
         self._manager = manager
         self._read = read
         self._on_reload = on_reload
-        self._told = ""
+        self._sent = ""
         if manager is not None:
             self._say_ready(manager)
             reactor = server.reactor
@@ -62,13 +62,13 @@ class Supervision:
             self._say_ready(manager)
 
     def _say_ready(self, manager: ServiceManager) -> None:
-        self._told = self._status()
-        manager.ready(self._told)
+        self._sent = self._status()
+        manager.ready(self._sent)
 
     def _say_status(self, manager: ServiceManager) -> None:
         status = self._status()
-        if status != self._told:
-            self._told = status
+        if status != self._sent:
+            self._sent = status
             manager.status(status)
 
     def _status(self) -> str:

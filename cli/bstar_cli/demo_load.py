@@ -16,7 +16,7 @@ from bstar_cli.engine import Counts, SteadyCalls
 from bstar_client import HAClient, JournalSettings
 
 PROGRESS_S = 0.1
-# Requests outstanding at most: when nobody answers, the load waits instead of piling up.
+# Requests outstanding at most: without answers the load waits instead of piling up.
 WINDOW = 64
 # Far longer than any failover, so that a call fails only if its request is lost.
 CALL_TIMEOUT_S = 15.0
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
 def _tell(counts: Counts, folder: Path) -> None:
     new = folder / "progress.new"
     new.write_bytes(msgspec.json.encode(counts))
-    # A rename is one step, so nobody reads half a file.
+    # A rename is one step, so no reader sees half a file.
     new.replace(folder / "progress")
 
 

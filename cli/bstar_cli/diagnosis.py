@@ -261,12 +261,12 @@ def _judge_inactive(nodes: Sequence[Seen]) -> Verdict:
             "descriptors (its log and bstar_descriptors_short tell)"
         )
         return Verdict.of(Reason.ACTIVE_UNREACHABLE, text)
-    told = "; ".join(f"the {view.pair.role} is {view.pair.state}: {view.readiness.why}" for view in views)
+    words = "; ".join(f"the {view.pair.role} is {view.pair.state}: {view.readiness.why}" for view in views)
     standings = [view.readiness.reason for view in views]
     standing = next((each for each in _STANDINGS if each in standings), "stands-by")
     reason, advice = _STANDINGS[standing]
     unheard = f"; {silent} does not answer" if silent else ""
-    return Verdict.of(reason, f"no node serves: {told}{unheard}. {advice[0].upper()}{advice[1:]}")
+    return Verdict.of(reason, f"no node serves: {words}{unheard}. {advice[0].upper()}{advice[1:]}")
 
 
 def judge_all(verdicts: Mapping[str, Verdict]) -> Verdict:
@@ -276,8 +276,8 @@ def judge_all(verdicts: Mapping[str, Verdict]) -> Verdict:
     worst = max(verdicts.values(), key=lambda verdict: _WORSE.index(verdict.code))
     if worst.code == exits.OK:
         return Verdict.of(Reason.SERVED, f"all {len(verdicts)} pairs are served")
-    told = [f"{name}: {verdict.why}" for name, verdict in verdicts.items() if verdict.code != exits.OK]
-    return Verdict(worst.code, worst.reason, f"{len(told)} of {len(verdicts)} pairs: {'; '.join(told)}")
+    words = [f"{name}: {verdict.why}" for name, verdict in verdicts.items() if verdict.code != exits.OK]
+    return Verdict(worst.code, worst.reason, f"{len(words)} of {len(verdicts)} pairs: {'; '.join(words)}")
 
 
 def strays(fleet: Fleet, by_pair: Mapping[str, Sequence[Seen]]) -> list[Stray]:

@@ -66,7 +66,7 @@ class Paced:
             self._errors.append(error)
 
     def _turn(self) -> tuple[int, float] | None:
-        """The next call, when its moment has come; None if there is none."""
+        """The next call, when its moment has come, or None."""
         with self._next:
             if self._stop.is_set() or time.monotonic() >= self._gives_up_at:
                 return None
@@ -191,7 +191,7 @@ class Gaps:
         return []
 
     def close(self) -> list[Settled]:
-        """Nothing more comes: the failovers that nobody answered after."""
+        """Nothing more comes: the failovers without an answer after them."""
         left: list[Settled] = [(event, None) for event in self._open]
         self._open.clear()
         return left

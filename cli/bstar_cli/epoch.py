@@ -36,7 +36,7 @@ _LISTENS: Final = (
     "If that is too high: stop the peer first. If only this file is damaged: --force"
 )
 _UNREACHABLE: Final = (
-    "not reset: {peer} cannot be reached ({why}), so nobody knows whether the peer runs. Make sure that it "
+    "not reset: {peer} cannot be reached ({why}), so it is unknown whether the peer runs. Make sure that it "
     "is stopped and stays so, then: --force"
 )
 _UNKNOWN_PEER: Final = (

@@ -25,7 +25,7 @@ def imported(name: str, what: str) -> object:
         found: object = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         # Whatever the module does while it is imported is its author's to mend.
-        raise ConfigurationError(f"the {what} {name!r} cannot be imported: {_told(error)}") from error
+        raise ConfigurationError(f"the {what} {name!r} cannot be imported: {_reason_of(error)}") from error
     for part in path.split("."):
         try:
             found = getattr(found, part)
@@ -34,7 +34,7 @@ def imported(name: str, what: str) -> object:
     return found
 
 
-def _told(error: BaseException) -> str:
+def _reason_of(error: BaseException) -> str:
     """What went wrong during an import, and where."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error}"

@@ -102,7 +102,7 @@ def new(
         typer.echo(f"{listed} lists {', '.join(names)} as {', '.join(roles)}")
     if not roles:
         text = (
-            f"not listed: nobody lets {', '.join(names)} in before an entry of {listed} has these public keys"
+            f"not listed: no node admits {', '.join(names)} before an entry of {listed} has these public keys"
         )
         typer.echo(text, err=True)
     for name in names if given.peer else ():
@@ -168,8 +168,8 @@ def rotate(
     _replace_keys(listed, name, [*old, key.public.decode()])
     entry = next(each for each in load_principals(listed).all if each.name == name)
     trust = (
-        f"restart everybody who connects to {name} with both {name}.pub and {public.name} among their server "
-        "keys, "
+        f"restart every process that connects to {name} with both {name}.pub and {public.name} among its "
+        "server keys, "
         if entry.is_peer or entry.is_arbiter
         else ""
     )

@@ -99,7 +99,7 @@ def load(
     nodes: Nodes,
     rate: Annotated[float, typer.Option("--rate", min=0.1, max=5000, help="Calls per second.")] = 50.0,
     seconds: Annotated[
-        float | None, typer.Option("--seconds", min=0.1, help="End after so long; otherwise when told to.")
+        float | None, typer.Option("--seconds", min=0.1, help="End after so long; otherwise at a signal.")
     ] = None,
     timeout: Annotated[
         float, typer.Option("--timeout", "-t", min=0.001, help="Deadline of each call, in seconds.")
@@ -112,7 +112,7 @@ def load(
 ) -> None:
     """Call a service at a steady rate until SIGTERM or Ctrl-C, and show how the calls fare.
 
-    A line per second, one per failover, one per call that was lost, and a sum at the end. When told to stop
+    A line per second, one per failover, one per call that was lost, and a sum at the end. At a signal
     it first waits for what is outstanding; a second signal ends it at once.
 
     Exit codes: 0 every call was answered, with its own body; 1 not so, or none was answered; 2 wrong usage.
@@ -195,7 +195,7 @@ class _Report:
 
     def _failovers(self, settled: Sequence[Settled]) -> None:
         for event, gap_s in settled:
-            told = "no answer since" if gap_s is None else f"{gap_s:.3f} s without an answer"
+            gap = "no answer since" if gap_s is None else f"{gap_s:.3f} s without an answer"
             self._print(
                 Failover(
                     time.time(),
@@ -207,7 +207,7 @@ class _Report:
                     None if gap_s is None else round(gap_s, 6),
                 ),
                 f"failover: {event.from_endpoint} ({event.reason}) -> {event.to_endpoint}, epoch "
-                f"{event.epoch}, {told}, {event.outstanding} waiting",
+                f"{event.epoch}, {gap}, {event.outstanding} waiting",
             )
 
     def second(self, calls: SteadyCalls, client: HAClient) -> None:

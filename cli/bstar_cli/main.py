@@ -75,7 +75,7 @@ class _Commands(Mapping[str, Any]):
 class _Bstar(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = _Commands()  # type: ignore[assignment]  # nobody adds to them
+        self.commands = _Commands()  # type: ignore[assignment]  # no caller adds to them
 
 
 app = typer.Typer(

@@ -247,9 +247,9 @@ class _Supervisor:
 
     # --- the loop -------------------------------------------------------------------------------------------
 
-    def run(self, files: "_Files | None", told: dict[str, str]) -> int:
-        """Until a signal, or a child that cannot import the app. The exit code. ``told`` goes to the log."""
-        self._log.info("starting", app=self._command[0], processes=len(self.slots), pid=os.getpid(), **told)
+    def run(self, files: "_Files | None", about: dict[str, str]) -> int:
+        """Until a signal, or a child that cannot import the app. The exit code. ``about`` goes to the log."""
+        self._log.info("starting", app=self._command[0], processes=len(self.slots), pid=os.getpid(), **about)
         looks_at = 0.0
         while not self._signals:
             now = time.monotonic()

@@ -58,7 +58,7 @@ def _end_with_parent(app: App) -> None:
 
 
 def _report(app: App, descriptor: int, over: threading.Event) -> None:
-    """Until it is over, or nobody reads."""
+    """Until it is over, or the reader has gone."""
     try:
         while not over.wait(_REPORT_S):
             os.write(descriptor, msgspec.json.encode(app.figures()) + b"\n")

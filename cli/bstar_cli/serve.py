@@ -1,4 +1,4 @@
-"""``bstar serve``: one node of the pair, until it is told to stop or the pair cannot go on."""
+"""``bstar serve``: one node of the pair, until a signal stops it or the pair cannot go on."""
 
 import os
 import signal

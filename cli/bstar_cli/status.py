@@ -48,7 +48,7 @@ def status(
     Looking is no vote: it never changes which node is active. The last line says what is wrong, from what
     the nodes say of themselves and of each other. Each finding of a node or about a service has a line: what
     is wrong, since when, what to do, and its section of the runbook. Every alert that a node alone can know
-    is among them. Of several pairs, services at another pair than their own are told, too.
+    is among them. Of several pairs, services at another pair than their own are shown, too.
 
     Exit codes: 0 every node answers and exactly one serves; 1 one serves, but a node cannot be reached, is
     down, does not hear its peer or the arbiter, or has found something wrong; 2 wrong usage, or a node does
@@ -113,13 +113,13 @@ def _look(asked: Nodes, timeout_s: float, services: Sequence[str]) -> _Findings:
 
 
 def _document(findings: _Findings) -> dict[str, object]:
-    def told(verdict: Verdict) -> dict[str, object]:
+    def shown(verdict: Verdict) -> dict[str, object]:
         return {"healthy": verdict.code == exits.OK, "reason": verdict.reason, "why": verdict.why}
 
     nodes = zip(findings.titles, findings.reports, findings.nodes, strict=True)
     return {
-        **told(findings.verdict),
-        "pairs": [{"pair": title, **told(verdict)} for title, verdict in findings.by_pair.items()],
+        **shown(findings.verdict),
+        "pairs": [{"pair": title, **shown(verdict)} for title, verdict in findings.by_pair.items()],
         "troubles": findings.troubles,
         "findings": [
             {"pair": title, "endpoint": seen.endpoint, **msgspec.structs.asdict(each)}
@@ -155,8 +155,8 @@ def _show(findings: _Findings) -> None:
     for role, found in node_findings([view for view in views if view is not None]):
         runbook = f" (docs/operations.md#{found.alert.lower()})" if found.alert else ""
         talk.print(sentence(f"{role}, for {duration(found.for_s)}: {found}{runbook}", style="yellow"))
-    for told in (*findings.strays, *findings.troubles):
-        talk.print(sentence(told, style="yellow"))
+    for shown in (*findings.strays, *findings.troubles):
+        talk.print(sentence(shown, style="yellow"))
     for service, home in findings.homes.items():
         endpoints = ", ".join(findings.fleet.pair_of(service).endpoints)
         talk.print(sentence(f"{service} belongs to {home}: {endpoints}"))

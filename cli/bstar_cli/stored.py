@@ -24,7 +24,7 @@ from bstar_client import HAClient, RequestStatus
 # Operations under way at once: they travel together, and are written to the disks together.
 _AT_ONCE = 64
 _CHUNK = 1_024
-_TOLD_MAX = 10
+_SHOWN_MAX = 10
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID…]", help="The requests, as submit printed.")]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The request, as submit printed.")]
@@ -126,7 +126,7 @@ def print_request(status: RequestStatus, *, as_json: bool) -> None:
 
 
 def as_json_line(status: RequestStatus) -> str:
-    """A request as JSON; times are Unix seconds, null where there is none."""
+    """A request as JSON; times are Unix seconds, or null."""
     return json_line(_shown(status))
 
 
@@ -223,18 +223,18 @@ def do(deed: Deed, nodes: Nodes, ways: Ways, ids: Sequence[str] | None, many: Ma
                     bar.update(task, completed=counts["done"])
                     if many.as_json:
                         typer.echo(json_line({"id": status.id, "state": status.state, "done": is_done}))
-                    elif not is_done and counts["not"] <= _TOLD_MAX:
+                    elif not is_done and counts["not"] <= _SHOWN_MAX:
                         typer.echo(f"{status.id}: not {deed.past}: its state is {status.state}", err=True)
         except BstarError:
             # To these it is done all the same.
             if counts:
-                typer.echo(_told(deed, counts), err=True)
+                typer.echo(_summary(deed, counts), err=True)
             raise
     if not many.as_json:
-        typer.echo(_told(deed, counts))
+        typer.echo(_summary(deed, counts))
     if counts["not"]:
         raise typer.Exit(exits.FAILED)
 
 
-def _told(deed: Deed, counts: Counter[str]) -> str:
+def _summary(deed: Deed, counts: Counter[str]) -> str:
     return f"{counts['done']:,} {deed.past}" + f", {counts['not']:,} not" * bool(counts["not"])

@@ -1,9 +1,9 @@
 """Standard output and standard error that may break: a full disk, a closed descriptor, a reader that left.
 
 Data goes to standard output. If it cannot be written, the command has failed: it ends with a sentence and
-an exit code of its own. A reader that has read enough (``head``) is nobody's failure. The command ends in
-silence with 141 then, as programs do that SIGPIPE ends. Talk and logs go to standard error. Nobody can be
-told that they are lost, so the command goes on without them.
+an exit code of its own. A reader that has read enough (``head``) is not a failure. The command ends in
+silence with 141 then, as programs do that SIGPIPE ends. Talk and logs go to standard error. Their loss
+cannot be reported, so the command goes on without them.
 
 Both are replaced for the time of a command, so no command has to think of it. One that writes from a thread
 of its own catches ``OutputLostError`` there and ends soon; the error is raised again at the command's end.
@@ -125,4 +125,4 @@ class _Out(_Stream):
 
 class _Talk(_Stream):
     def fail(self, error: OSError | ValueError) -> None:
-        """Nobody listens."""
+        """No reader is left."""

@@ -115,10 +115,10 @@ def worker(
     log.info("stopped", service=service)
 
 
-def _store(told: str | None) -> ReplyStore | None:
-    if told is None:
+def _store(path: str | None) -> ReplyStore | None:
+    if path is None:
         return None
-    return ReplyMemory() if told == "memory" else ReplyFile(told)
+    return ReplyMemory() if path == "memory" else ReplyFile(path)
 
 
 class _Reports(WorkerHooks):
@@ -168,7 +168,7 @@ def _echo(request: Request) -> tuple[bytes, ...]:
 
 
 def _fail(request: Request) -> bytes:
-    raise RuntimeError(b" ".join(request.frames).decode("utf-8", "backslashreplace") or "told to fail")
+    raise RuntimeError(b" ".join(request.frames).decode("utf-8", "backslashreplace") or "asked to fail")
 
 
 def _sleeper(seconds: float | None) -> Handler:

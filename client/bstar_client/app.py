@@ -109,8 +109,8 @@ class App:
         ``handler_timeout_s`` of ``Worker``, in seconds; the others are its own. ``threads`` is for functions
         that are not async.
         """
-        told: object = name
-        if not isinstance(told, str) or not told:
+        given: object = name
+        if not isinstance(given, str) or not given:
             raise ConfigurationError(f'@app.service takes a name, @app.service("price"), not {name!r}')
         if name in self.services:
             raise ConfigurationError(f"service {name!r} is declared twice")
@@ -221,7 +221,7 @@ class Life:
         self._values: dict[type, Any] = {}
         self._async_kinds: set[type] = set()
         self._errors: list[BaseException] = []
-        self._is_told = False
+        self._is_signalled = False
 
     def run(self) -> None:
         """All of it."""
@@ -263,9 +263,9 @@ class Life:
         return any(map(_is_async, (*app._resources.values(), *app._startup, *app._shutdown)))  # noqa: SLF001
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._is_told:
+        if self._is_signalled:
             raise KeyboardInterrupt
-        self._is_told = True
+        self._is_signalled = True
         self.over.set()
 
     # --- resources ------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ class Life:
             self.workers.append(worker)
         for worker in self.workers:
             serve = worker.run if isinstance(worker, Worker) else functools.partial(_run_async, worker, loop)
-            # A daemon: after a second signal nobody waits for what it drains.
+            # A daemon: after a second signal the process does not wait for what it drains.
             thread = threading.Thread(target=self._until_end, args=(serve,), daemon=True)
             threads.append(thread)
             thread.start()

@@ -218,7 +218,7 @@ class WorkJournal:
         self._prefix = _PLAIN if is_plain else ""
         self._identities = _identities() if is_plain else None
 
-    def told(self, job: Job, body: Sequence[bytes], kind: str) -> None:
+    def handled(self, job: Job, body: Sequence[bytes], kind: str) -> None:
         """A handler has yielded a PARTIAL or has ended. An answer without an execution is not recorded."""
         if kind == "partial":
             job.bytes_out += sum(map(len, body))

@@ -9,7 +9,7 @@ costs something per request, and only from ``register`` on. A client or worker t
 not shown any more. The package prometheus-client is needed here, and nowhere else in ``bstar_client``.
 
 Labels are bounded: ``client`` is the name given here, ``service``, ``node`` and ``pair`` are what the program
-told its workers and clients, ``outcome`` and ``event`` come from closed sets.
+configured for its workers and clients, ``outcome`` and ``event`` come from closed sets.
 """
 
 import threading
@@ -95,7 +95,7 @@ class _Observed:
 
 
 class BstarCollector(Collector):
-    """All clients and workers that were registered at one registry; each metric is told once."""
+    """All clients and workers that were registered at one registry; each metric is reported once."""
 
     def __init__(self) -> None:
         self._observed: list[_Observed] = []

@@ -216,7 +216,7 @@ class SpanHooks(WorkerHooks):
 
 
 class TraceFilter(logging.Filter):
-    """Gives each log record ``trace_id`` and ``span_id`` of the current span, empty if there is none.
+    """Gives each log record ``trace_id`` and ``span_id`` of the current span, or empty.
 
         handler.addFilter(tracing.TraceFilter())
         handler.setFormatter(logging.Formatter("%(levelname)s %(trace_id)s %(message)s"))

@@ -19,7 +19,7 @@ _MEMORY_SHARE = 6
 _LITTLE = 100 << 20
 # How many times as long journals become when they are unpacked.
 _PACKED = 15
-# A container's limit, of cgroups version 2 and 1; "max" or a huge number if there is none.
+# A container's limit, of cgroups version 2 and 1; "max" or a huge number without a limit.
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 JVM = (

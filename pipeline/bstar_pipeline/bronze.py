@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the common name
 from pyspark.sql.types import StringType, StructField, StructType
 
 from bstar.records import VERSION
@@ -47,11 +47,11 @@ def common(lines: DataFrame) -> DataFrame:
     # Marked as not deterministic, so Spark parses a line once, and not again for each filter above.
     is_here = F.spark_partition_id() >= 0
     parsed = _parsed(lines, F.when(is_here & is_common, F.col("value")), COMMON)
-    is_record = F.coalesce(_told("kind").isin(*TOPICS) & _rejection(TOPICS).isNull(), F.lit(False))
-    at_us = _told("at")
+    is_record = F.coalesce(_field("kind").isin(*TOPICS) & _rejection(TOPICS).isNull(), F.lit(False))
+    at_us = _field("at")
     columns = {field.name: _filled(field.name, TOPICS) for field in COMMON.fields}
     columns |= {
-        "pair": F.when(is_record, _told("pair")).otherwise(F.lit(REST)),
+        "pair": F.when(is_record, _field("pair")).otherwise(F.lit(REST)),
         "time": F.when(is_record, F.timestamp_micros(at_us)),
         "file": F.col("file"),
         "topic": F.when(is_record, _topic()).otherwise(F.lit(REST)),
@@ -71,11 +71,11 @@ def typed(lines: DataFrame) -> DataFrame:
     """
     # Marked as above.
     parsed = _parsed(lines, F.when(F.spark_partition_id() >= 0, F.col("value")), LINE)
-    judged = parsed.select("told", "value", "file", _rejection().alias("rejection"))
+    judged = parsed.select("parsed", "value", "file", _rejection().alias("rejection"))
     is_record = F.col("rejection").isNull()
     columns = {field.name: _filled(field.name) for field in LINE.fields}
-    columns["pair"] = F.when(is_record, _told("pair")).otherwise(pair_of_file())
-    at_us = _told("at")
+    columns["pair"] = F.when(is_record, _field("pair")).otherwise(pair_of_file())
+    at_us = _field("at")
     columns |= {
         "time": F.when(is_record, F.timestamp_micros(at_us)),
         "file": F.col("file"),
@@ -89,39 +89,39 @@ def typed(lines: DataFrame) -> DataFrame:
 
 
 def _parsed(lines: DataFrame, value: Column, shape: StructType) -> DataFrame:
-    """Lines with ``value`` as a struct ``told``, null for null; ``_CORRUPT`` says what is wrong with it."""
+    """Lines with ``value`` as a struct ``parsed``, null for null; ``_CORRUPT`` says what is wrong with it."""
     whole = StructType([*shape.fields, StructField(_CORRUPT, StringType())])
     struct = F.from_json(value, whole, {"columnNameOfCorruptRecord": _CORRUPT})
-    return lines.select(struct.alias("told"), "value", "file")
+    return lines.select(struct.alias("parsed"), "value", "file")
 
 
-def _told(name: str) -> Column:
+def _field(name: str) -> Column:
     """A field as the line tells it."""
-    return F.col(f"told.{name}")
+    return F.col(f"parsed.{name}")
 
 
 def _rejection(kinds: Collection[str] = tuple(REQUIRED)) -> Column:
     """Why the line in ``value``, one of ``kinds``, is no record; null if it is one."""
-    is_whole = reduce(Column.__and__, (_told(name).isNotNull() for name in ("kind", *BASE)))
+    is_whole = reduce(Column.__and__, (_field(name).isNotNull() for name in ("kind", *BASE)))
     has_all = {
-        kind: reduce(Column.__and__, (_told(name).isNotNull() for name in needs))
+        kind: reduce(Column.__and__, (_field(name).isNotNull() for name in needs))
         for kind, needs in _needs()
         if kind in kinds
     }
     kind_has = _by_kind(has_all, F.lit(True))
     is_in_range = (
-        _told("at").between(0, TIME_US_MAX)
-        & _told("mono").between(0, TIME_US_MAX)
-        & _told("seq").between(1, 2**53)
-        & F.coalesce(_told("total_us").between(0, TIME_US_MAX), F.lit(True))
-        & F.coalesce(_told("busy_us").between(0, TIME_US_MAX), F.lit(True))
+        _field("at").between(0, TIME_US_MAX)
+        & _field("mono").between(0, TIME_US_MAX)
+        & _field("seq").between(1, 2**53)
+        & F.coalesce(_field("total_us").between(0, TIME_US_MAX), F.lit(True))
+        & F.coalesce(_field("busy_us").between(0, TIME_US_MAX), F.lit(True))
     )
-    is_nothing, is_corrupt = F.col("told").isNull(), _told(_CORRUPT).isNotNull()
+    is_nothing, is_corrupt = F.col("parsed").isNull(), _field(_CORRUPT).isNotNull()
     return (
-        F.when(_told("v") > VERSION, "newer-version")
-        .when(is_nothing | (is_corrupt & _told("v").isNull()) | ~F.is_valid_utf8("value"), "unreadable")
+        F.when(_field("v") > VERSION, "newer-version")
+        .when(is_nothing | (is_corrupt & _field("v").isNull()) | ~F.is_valid_utf8("value"), "unreadable")
         .when(is_corrupt | ~is_whole | ~kind_has, "incomplete")
-        .when((_told("v") < VERSION) | ~is_in_range, "unreadable")
+        .when((_field("v") < VERSION) | ~is_in_range, "unreadable")
     )
 
 
@@ -134,13 +134,13 @@ def _needs() -> list[tuple[str, list[str]]]:
 
 def _filled(name: str, kinds: Collection[str] = tuple(REQUIRED)) -> Column:
     """A field, or the default that its kind, one of ``kinds``, has for it."""
-    column = _told(name)
+    column = _field(name)
     kinds_of: dict[int | float | bool | str, list[str]] = {}
     for kind, value in DEFAULTS.get(name, {}).items():
         if kind in kinds:
             kinds_of.setdefault(value, []).append(kind)
     for value, of_value in kinds_of.items():
-        column = F.coalesce(column, F.when(_told("kind").isin(of_value), F.lit(value)))
+        column = F.coalesce(column, F.when(_field("kind").isin(of_value), F.lit(value)))
     return column
 
 
@@ -149,7 +149,7 @@ def _topic() -> Column:
 
 
 def _by_kind(values: Mapping[str, Column], otherwise: Column) -> Column:
-    kind = _told("kind")
+    kind = _field("kind")
     (first, value), *others = values.items()
     chosen = F.when(kind == first, value)
     for name, value in others:
@@ -169,7 +169,7 @@ def records(typed: DataFrame) -> DataFrame:
 
 
 def rejected(typed: DataFrame) -> DataFrame:
-    """The lines that are none, with the columns of the table of rejected lines."""
+    """The invalid lines, with the columns of the table of rejected lines."""
     of_others = typed.where(F.col("topic") == REJECTED)
     version = F.col("v").try_cast("int").alias("version")
     return of_others.select("file", F.col("rejection").alias("reason"), version, "line", "day", "pair")

@@ -69,7 +69,7 @@ class BulkPlan(msgspec.Struct, frozen=True):
                 self.service and not self.service.startswith("mmi."),
                 f"service names a worker's service, not {self.service!r}",
             ),
-            (self.endpoints, "endpoints are the nodes' addresses, the primary first: there is none"),
+            (self.endpoints, "endpoints are the nodes' addresses, the primary first: the list is empty"),
             (1 <= self.window <= _WINDOW_MAX, f"window is 1 to {_WINDOW_MAX} requests, not {self.window}"),
             (self.timeout_s > 0, f"timeout is above 0 seconds, not {self.timeout_s}"),
             (deadline is None or deadline > 0, f"task_deadline is above 0 seconds or None, not {deadline}"),

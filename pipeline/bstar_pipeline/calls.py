@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+from pyspark.sql import functions as F  # noqa: N812 - the common name
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -60,7 +60,7 @@ def call(
     """``df`` with a request to ``service`` for each row and seven columns more about what became of it.
 
     ``body``: a column of BINARY, or of STRING, which is sent as UTF-8. ``key``: the request's idempotency
-    key, of any plain type; the same key is the same request for everybody, whichever task, attempt, job or
+    key, of any plain type; the same key is the same request, whichever task, attempt, job or
     node (docs/guarantees.md, "One answer per key"). It must name the row, not the moment: never an attempt's
     number, a random value or ``monotonically_increasing_id``. Without a key each attempt of a task asks anew.
 
@@ -72,7 +72,7 @@ def call(
 
     Added columns, with ``prefix`` before their names:
 
-    - ``reply`` BINARY, null if there is none; with ``frames=True`` ARRAY<BINARY>, all frames of the reply
+    - ``reply`` BINARY, or null; with ``frames=True`` ARRAY<BINARY>, all frames of the reply
     - ``status`` STRING: answered; declined or failed (the handler raised Declined, or anything else);
       certainly not executed by this request: busy, rejected (also: null body or key, body too large),
       no-active; perhaps executed: timeout, unknown

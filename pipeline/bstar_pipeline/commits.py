@@ -170,7 +170,7 @@ class Snapshot:
 
 
 def open_snapshot(store: Store, root: str) -> Snapshot:
-    """The current run's tables. Raises ConfigurationError if there are none."""
+    """The current run's tables. Raises ConfigurationError if there are no tables."""
     found = current(store, root)
     if found is None:
         raise ConfigurationError(

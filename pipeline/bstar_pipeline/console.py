@@ -24,10 +24,10 @@ from bstar_pipeline.session import open_session, starts_driver
 
 _SETTINGS = {
     "spark.log.level": "ERROR",
-    # Nobody asked for a page on a port of this machine; --conf spark.ui.enabled=true does.
+    # A page on a port of this machine must be asked for; --conf spark.ui.enabled=true does.
     "spark.ui.enabled": "false",
 }
-# A driver that has all its executors in itself needs nobody else to reach it.
+# A driver that has all its executors in itself must not be reached from elsewhere.
 _LOCAL_SETTINGS = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 _NOISE = re.compile(
     rb"^WARNING: Using incubator modules"

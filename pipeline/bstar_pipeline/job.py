@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the common name
 from pyspark.sql.types import StringType, StructField, StructType
 
 from bstar.errors import ConfigurationError
@@ -270,7 +270,7 @@ def _tables(
 ) -> tuple[dict[str, DataFrame], dict[str, _Small]]:
     """Write silver and gold of the scope. Returns what to count, and small tables still to write."""
     with ThreadPoolExecutor(1, "services") as other:
-        told = other.submit(_services, job, records, slo)
+        pending = other.submit(_services, job, records, slo)
         job.tell("looking for processes and what happened to them")
         facts, earlier = silver.facts(records, job.older)
         for row in facts["sum"]:
@@ -294,7 +294,7 @@ def _tables(
         findings = job.write("gold.audit", audit(requests, runs, further), of_processes)
         of_both_runs = frame_of(job.spark, of_both, table_schema("silver.runs"))
         counts = incidents.counts(seen, all_records, of_both_runs, all_requests)
-        small = told.result() | {"gold.incidents": _Small(counts, partial(_incidents, job, seen))}
+        small = pending.result() | {"gold.incidents": _Small(counts, partial(_incidents, job, seen))}
     return {"requests": requests, "findings": findings}, small
 
 
@@ -581,7 +581,7 @@ def _why(job: _Job) -> str:
     rejected = _counts(store.read(job.spark, job.writer.tables, "bronze.rejected"), "reason")
     if not rejected:
         if job.writer.horizon > dt.date.min:
-            return f"there is none of {job.writer.horizon} or later, and earlier days were taken out"
+            return f"no record is of {job.writer.horizon} or later, and earlier days were taken out"
         return "the files are empty"
     counts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(rejected.items()))
     return f'none of their lines is one: {counts}. See docs/pipeline.md, "How lines are read"'

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the common name
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline.places import literal
@@ -195,10 +195,10 @@ def unpacked(spark: SparkSession, packed: Sequence[str]) -> DataFrame:
     lengths = lines_of(spark, packed).groupBy("file").agg(F.sum(F.octet_length("value") + 1).alias("length"))
     tail = F.hex(F.expr("substring(content, -4, 4)"))
     parts = [F.substring(tail, 7 - 2 * place, 2) for place in range(4)]
-    told = F.conv(F.concat(*parts), 16, 10).cast("bigint")
+    stated = F.conv(F.concat(*parts), 16, 10).cast("bigint")
     raw = spark.read.format("binaryFile").options(**_OPTIONS).load(paths)
-    tails = raw.select(F.col("_metadata.file_path").alias("file"), told.alias("told"))
+    tails = raw.select(F.col("_metadata.file_path").alias("file"), stated.alias("stated"))
     length = F.col("length") % 2**32
     # The last line may be torn, and then has no end.
-    is_whole = (F.col("told") == length) | (F.col("told") == length - 1)
+    is_whole = (F.col("stated") == length) | (F.col("stated") == length - 1)
     return tails.join(lengths, "file").where(is_whole).select("file")

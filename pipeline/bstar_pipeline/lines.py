@@ -92,15 +92,15 @@ def _looked_at(line: bytes) -> Odd | Rejected:
 def _judged(line: bytes) -> tuple[str | None, int | None, dict[str, Any]]:
     """Why the line is no record, or None; its version; its fields."""
     try:
-        told = _parse_any(line)
+        parsed = _parse_any(line)
     except msgspec.MsgspecError:
         return "unreadable", None, {}
-    if not isinstance(told, dict):
+    if not isinstance(parsed, dict):
         return "unreadable", None, {}
     fields: dict[str, Any] = {}
     is_sound = True
     for name, column in _FIELDS.items():
-        value = told.get(name)
+        value = parsed.get(name)
         if value is not None:
             fields[name] = _as(column, value)
             is_sound = is_sound and fields[name] is not None
@@ -165,11 +165,11 @@ class Rows:
         else:
             self._known[type(record)].append(record)
 
-    def reject(self, told: Rejected, pair: str, day: dt.date) -> None:
-        """A line that is none, of the file's ``pair`` and ``day``."""
+    def reject(self, parsed: Rejected, pair: str, day: dt.date) -> None:
+        """An invalid line, of the file's ``pair`` and ``day``."""
         self.count += 1
-        row = {"pair": pair, "day": day.toordinal() - _EPOCH, "topic": REJECTED, "v": told.version}
-        self._others.append({**row, "rejection": told.reason, "line": told.line})
+        row = {"pair": pair, "day": day.toordinal() - _EPOCH, "topic": REJECTED, "v": parsed.version}
+        self._others.append({**row, "rejection": parsed.reason, "line": parsed.line})
 
     def taken(self) -> Iterator[pa.RecordBatch]:
         """The rows so far; they are forgotten."""

@@ -57,11 +57,11 @@ def read(file: File) -> Iterator[pa.RecordBatch]:
     pair, day = about_name(file.path)
     rows = Rows(ROWS, file.path)
     for line in _lines(Path(file.path)):
-        told = Rejected(TRUNCATED, "", None) if line is None else read_line(line)
-        if isinstance(told, Rejected):
-            rows.reject(told, pair, day)
+        line_read = Rejected(TRUNCATED, "", None) if line is None else read_line(line)
+        if isinstance(line_read, Rejected):
+            rows.reject(line_read, pair, day)
         else:
-            rows.add(told)
+            rows.add(line_read)
         if rows.count >= _ROWS_MAX:
             yield from rows.taken()
     yield from rows.taken()
@@ -77,21 +77,21 @@ def is_whole(path: Path) -> bool:
         return all(piece is not None for piece in _unpacked(source.read))
 
 
-def _files_at(told: str) -> Iterator[File]:
-    """The journal files that one path leads to. Raises ConfigurationError if there is none."""
-    places = [Path(place).resolve() for place in matching(told)]
+def _files_at(line_read: str) -> Iterator[File]:
+    """The journal files that one path leads to. Raises ConfigurationError without any."""
+    places = [Path(place).resolve() for place in matching(line_read)]
     if not any(place.exists() for place in places):
-        raise ConfigurationError(NOWHERE.format(told))
+        raise ConfigurationError(NOWHERE.format(line_read))
     found: list[Path] = []
     for place in places:
         if place.is_dir():
             for where, _, names in os.walk(place, followlinks=True):
                 found += [Path(where, name) for name in sorted(names) if _JOURNAL.fullmatch(name)]
         # A pattern may take other files in; whoever names one wants it read.
-        elif not is_pattern(told) or _JOURNAL.fullmatch(place.name):
+        elif not is_pattern(line_read) or _JOURNAL.fullmatch(place.name):
             found.append(place)
     if not found:
-        raise ConfigurationError(EMPTY.format(told))
+        raise ConfigurationError(EMPTY.format(line_read))
     return (File(str(file), length_of(file)) for file in found)
 
 

@@ -20,22 +20,22 @@ def literal(path: str) -> str:
     return "".join(f"\\{letter}" if letter in "{}[]*?\\" else letter for letter in path)
 
 
-def is_pattern(told: str) -> bool:
+def is_pattern(path: str) -> bool:
     """Whether it may name several places."""
-    return not _SPECIAL.isdisjoint(told)
+    return not _SPECIAL.isdisjoint(path)
 
 
-def matching(told: str) -> list[str]:
+def matching(path: str) -> list[str]:
     """The files and directories that a path or pattern names, as Hadoop's patterns do.
 
     ``*`` and ``?`` stay within a name, ``[a-c]`` and ``[^a]`` are letters, ``{a,b}`` either of these, and a
     backslash takes the next letter as it is. Raises ConfigurationError if it is about another machine.
     """
-    place = folder_named(told) if told else None
+    place = folder_named(path) if path else None
     if place is None:
-        why = f"{told} is elsewhere: the local engine reads folders of this machine"
-        raise ConfigurationError(why if told else "an empty path names no file")
-    if not is_pattern(told):
+        why = f"{path} is elsewhere: the local engine reads folders of this machine"
+        raise ConfigurationError(why if path else "an empty path names no file")
+    if not is_pattern(path):
         return [str(place)]
     found = (sorted(glob.glob(one, include_hidden=True)) for one in _alternatives(str(place)))  # noqa: PTH207
     return [path for paths in found for path in paths]

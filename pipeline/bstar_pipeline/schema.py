@@ -12,7 +12,7 @@ from typing import Literal, Union
 
 import msgspec
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the common name
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,

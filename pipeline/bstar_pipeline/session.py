@@ -68,22 +68,22 @@ _JAVA_TIMEOUT_S = 30
 def find_java() -> str:
     """The Java that Spark will use, of JAVA_HOME or the PATH.
 
-    Raises ConfigurationError, which says what to do, if there is none or it is too old.
+    Raises ConfigurationError, which says what to do, if it is missing or too old.
     """
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None:
         raise ConfigurationError(f"no java on the PATH, and JAVA_HOME is not set. {_HOW}")
     try:
-        told = subprocess.run(  # noqa: S603 - the java that Spark itself would start
+        output = subprocess.run(  # noqa: S603 - the java that Spark itself would start
             [java, "-version"], capture_output=True, text=True, timeout=_JAVA_TIMEOUT_S, check=True
         ).stderr
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigurationError(f"{java} does not run: {error}. {_HOW}") from error
-    found = re.search(r'version "(\d+)', told)
+    found = re.search(r'version "(\d+)', output)
     if found is None or int(found[1]) < JAVA_MIN:
         raise ConfigurationError(
-            f"{java} is too old: {told.splitlines()[0] if told else 'no version'}. {_HOW}"
+            f"{java} is too old: {output.splitlines()[0] if output else 'no version'}. {_HOW}"
         )
     return java
 
@@ -123,7 +123,7 @@ def open_session(
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         # A default that gives way to everything else that can say it.
         os.environ.setdefault("SPARK_DRIVER_MEMORY", f"{_driver_memory() >> 20}m")
-        # Two collectors chosen are none: Java does not start.
+        # With two collectors chosen Java does not start.
         if _JAVA_OPTIONS not in (settings or {}):
             os.environ.setdefault("SPARK_SUBMIT_OPTS", SMALL_JVM if is_small else JVM)
     if master is not None:

@@ -97,8 +97,8 @@ def total(weight: Column | str) -> Column:
 def percentile(share: float, bucket: Column | str, running: Column | str, whole: Column | str) -> Column:
     """An aggregate: the bucket in which the given share (0 to 1) of the weights is reached.
 
-    ``running`` is the sum of weights up to and with this bucket, ``whole`` that of all of them. Null if there
-    are none.
+    ``running`` is the sum of weights up to and with this bucket, ``whole`` that of all of them. Null without
+    weights.
     """
     first, sum_so_far, sum_of_all = (
         F.col(name) if isinstance(name, str) else name for name in (bucket, running, whole)

@@ -81,21 +81,21 @@ class Objectives(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def load(path: Path) -> Objectives:
     """Read a YAML or JSON file. Raises ConfigurationError with the place of what is wrong in it."""
     problems = Problems()
-    told, _ = read_document(path, problems)
+    document, _ = read_document(path, problems)
     problems.raise_all()
     try:
-        return msgspec.convert(_with_defaults(told), Objectives)
+        return msgspec.convert(_with_defaults(document), Objectives)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
 
 
-def _with_defaults(told: Any) -> Any:
+def _with_defaults(document: Any) -> Any:
     """Lay each service's own words over those of the default."""
-    if not isinstance(told, dict) or not isinstance(told.get("services"), dict):
-        return told
-    default = told.get("default", {})
+    if not isinstance(document, dict) or not isinstance(document.get("services"), dict):
+        return document
+    default = document.get("default", {})
     services = {
         name: {**default, **own} if isinstance(default, dict) and isinstance(own, dict) else own
-        for name, own in told["services"].items()
+        for name, own in document["services"].items()
     }
-    return {**told, "services": services}
+    return {**document, "services": services}

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the common name
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
@@ -62,7 +62,7 @@ def open_store(spark: SparkSession, root: str) -> Store:
 
 
 def snapshot(spark: SparkSession, root: str) -> Snapshot:
-    """The tables of the current run. Raises ConfigurationError if there are none."""
+    """The tables of the current run. Raises ConfigurationError if there are no tables."""
     return commits.open_snapshot(open_store(spark, root), root)
 
 
@@ -285,7 +285,7 @@ def sweep(store: Store, root: str, keep: dt.timedelta = commits.KEEP) -> int:
 
 
 def check(frame: DataFrame, name: str) -> None:
-    """Whoever made the frame kept to the table's columns; whether they may be null is nobody's business."""
+    """Check that the frame has the table's columns. Whether they may be null does not matter."""
     wanted = {field.name: field.dataType for field in table_schema(name).fields}
     found = {field.name: _nullable(field).dataType for field in frame.schema.fields}
     wrong = [

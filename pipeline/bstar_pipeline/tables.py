@@ -97,7 +97,7 @@ _TABLES = (
         "silver",
         "requests",
         "One row for each request, by identity (client, number), from all its records. outcome is what its "
-        "client was told if the client keeps a journal, else the best outcome that a node recorded (null: "
+        "client got if the client keeps a journal, else the best outcome that a node recorded (null: "
         "only a worker recorded it). evidence has the bits 1 (a node's record), 2 (its client's) and 4 (a "
         "worker's). accepted_at_us is when the first node took it, else when the client sent it or a worker "
         "began it. asked_at_us is since when it waits; asked_by says what began then: its client's call, its "

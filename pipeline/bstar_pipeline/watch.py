@@ -1,4 +1,4 @@
-"""Runs in a loop: each look at the journals is a run (``job.run``), and what is new in its tables is told.
+"""Runs in a loop: each look at the journals is a run (``job.run``), and its new rows are printed.
 
 A watch has no tables, state or checkpoint of its own. What it shows is the difference between the tables of
 a run and those of the run before it, so a watch that was killed goes on by being started again.
@@ -42,7 +42,7 @@ def watch(
     """Run again and again, ``interval_s`` from begin to begin, until ``is_stopping`` is set.
 
     Raises as ``job.run`` does in the first run. What a later one raises for want of journals, or because
-    another process writes the tables, is told, and the next one tries again.
+    another process writes the tables, is reported, and the next one tries again.
     """
     before, problem = _now(spark, root), ""
     is_first = True

@@ -27,7 +27,7 @@ class Host(Protocol):
         """The IP address of HTTP endpoints. ``connect`` reaches it even if ``address`` fails."""
 
     def ports(self, count: int) -> list[int]:
-        """Ports that nobody else on this host gets until ``close``."""
+        """Ports that no other process on this host gets until ``close``."""
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """The command that runs ``argv`` on this host, as the same process (exec, not fork)."""

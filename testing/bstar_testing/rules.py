@@ -4,13 +4,13 @@ Tell ``CallHistory`` what happened, in the order of time. It answers with the ru
 under the letters of docs/simulation.md:
 
 (b) No worker begins a request of a lower epoch than the highest that has reached it. (d) A call ends once.
-One whose caller was told that it was not executed is not begun, neither before nor after. (i) A call that
+One whose caller learned that it was not executed is not begun, neither before nor after. (i) A call that
 forbids a second execution has one at most; of all executions of a call at most one is not marked as
 redelivered.
 
 ``RightsHistory`` does the same for runs whose connections bear keys:
 
-(j) Nobody gets more than the list of principals gives. A request is begun only if a node took it from a
+(j) No principal gets more than the list of principals gives. A request is begun only if a node took it from a
 principal that may call the service. Requests go to principals that may offer the service, and replies to the
 principal that asked. A reply is made by a worker, and an epoch is believed of workers alone.
 
@@ -41,7 +41,7 @@ class _Call:
     begins: list[str] = field(default_factory=list)  # who began it, and when
     unmarked: int = 0
     end: str = ""
-    is_denied: bool = False  # the caller was told that nothing was executed
+    is_denied: bool = False  # the caller learned that nothing was executed
 
 
 class CallHistory:
@@ -73,14 +73,14 @@ class CallHistory:
         if epoch < epoch_seen:
             yield Violation("b", f"{worker} began {call} of epoch {epoch} after it had seen {epoch_seen}")
         if known.is_denied:
-            yield Violation("d", f"{worker} began {call}, which was told that it was not executed")
+            yield Violation("d", f"{worker} began {call}, which was answered as not executed")
         if known.is_once and len(known.begins) > 1:
             yield Violation("i", f"{call} was begun {len(known.begins)} times, which it forbids: {who}")
         if known.is_marked and known.unmarked > 1 and not is_redelivered:
             yield Violation("i", f"{call} was begun again without being marked as redelivered: {who}")
 
     def ended(self, call: str, outcome: str, *, may_have_executed: bool) -> Iterator[Violation]:
-        """The call ends. ``may_have_executed`` is what its caller was told."""
+        """The call ends. ``may_have_executed`` is what its caller learned."""
         known = self._of(call)
         if known.end:
             yield Violation("d", f"{call} ended with {outcome}, but it had ended already: {known.end}")
@@ -90,7 +90,7 @@ class CallHistory:
             if known.begins:
                 who = ", ".join(known.begins)
                 yield Violation(
-                    "d", f"{call} was told that it was not executed ({outcome}), but it was begun: {who}"
+                    "d", f"{call} was answered as not executed ({outcome}), but it was begun: {who}"
                 )
 
     def begins_of(self, call: str) -> int:
@@ -115,7 +115,9 @@ class RightsHistory:
     def begun(self, call: str, *, worker: str) -> Iterator[Violation]:
         """A worker begins to execute it."""
         if call not in self._taken:
-            yield Violation("j", f"{worker} began {call}, which nobody asked for who may call the service")
+            yield Violation(
+                "j", f"{worker} began {call}, which no client that may call the service asked for"
+            )
 
     def given(self, what: str, *, by: str, to: str, may_have: bool) -> Iterator[Violation]:
         """A node sends a request or a reply; ``may_have``: the owner of the connection may get it."""

@@ -64,7 +64,7 @@ def canonical(situation: Situation, configuration: Configuration) -> Situation:
         values[_TOKEN] = max(tokens[who].values(), default=0)
         values[_ASKING] = tokens[who].get(memory.asking, 0)
         values[_ANSWERS] = answers
-        values[_ANSWERS_TOLD] = tokens[1 - who].get(memory.answers_told, 0)
+        values[_ANSWERS_PUBLISHED] = tokens[1 - who].get(memory.answers_published, 0)
         values[_PEER_RUN] = theirs.get(peer_run, NOBODY)
         values[_PEER_SEQ] = their_seqs[peer_run][memory.peer_seq] if peer_run in their_seqs else 0
         values[_PAST_PEERS] = tuple(
@@ -95,7 +95,7 @@ def canonical(situation: Situation, configuration: Configuration) -> Situation:
 _FIELDS = {name: number for number, name in enumerate(Memory._fields)}
 _EPOCH, _EPOCH_SEEN = _FIELDS["epoch"], _FIELDS["epoch_seen"]
 _RUN, _SEQ, _TOKEN, _ASKING = _FIELDS["run"], _FIELDS["seq"], _FIELDS["token"], _FIELDS["asking"]
-_ANSWERS, _ANSWERS_TOLD = _FIELDS["answers"], _FIELDS["answers_told"]
+_ANSWERS, _ANSWERS_PUBLISHED = _FIELDS["answers"], _FIELDS["answers_published"]
 _PEER_RUN, _PEER_SEQ, _PAST_PEERS = _FIELDS["peer_run"], _FIELDS["peer_seq"], _FIELDS["past_peers"]
 _STREAK, _WAITS = _FIELDS["streak"], _FIELDS["waits"]
 
@@ -210,8 +210,8 @@ def _tokens(situation: Situation, who: int) -> dict[int, int]:
         for _, word in line.words + line.strays:
             if word.asks:
                 names.setdefault(word.asks, len(names) + 1)
-    if peer is not None and peer.answers != peer.answers_told:
-        for token in (peer.answers, peer.answers_told):
+    if peer is not None and peer.answers != peer.answers_published:
+        for token in (peer.answers, peer.answers_published):
             if token:
                 names.setdefault(token, len(names) + 1)
     return names

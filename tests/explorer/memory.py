@@ -108,7 +108,7 @@ class Memory(NamedTuple):
     token: int
     asking: int
     answers: int
-    answers_told: int
+    answers_published: int
     is_released: bool
     is_peer_seen: bool
     is_peer_native: bool
@@ -217,7 +217,7 @@ _REMEMBERED = frozenset(
         "questions.token",
         "questions.asking",
         "questions.answers",
-        "questions.answers_told",
+        "questions.answers_published",
         "cut_off._clients",
     }
 )
@@ -384,7 +384,7 @@ def recall(machine: StarMachine, now: float) -> Memory:
         token=machine.questions.token,
         asking=machine.questions.asking,
         answers=machine.questions.answers,
-        answers_told=machine.questions.answers_told,
+        answers_published=machine.questions.answers_published,
         is_released=machine.is_released,
         is_peer_seen=machine.peer.is_seen,
         is_peer_native=machine.peer.runs.is_native,
@@ -450,7 +450,7 @@ def remind(machine: StarMachine, memory: Memory, now: float) -> None:
     machine.questions.token = memory.token
     machine.questions.asking = memory.asking
     machine.questions.answers = memory.answers
-    machine.questions.answers_told = memory.answers_told
+    machine.questions.answers_published = memory.answers_published
     machine.is_released = memory.is_released
     machine.peer.is_seen = memory.is_peer_seen
     machine.peer.runs.is_native = memory.is_peer_native

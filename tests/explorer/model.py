@@ -546,5 +546,5 @@ def _fresh_token(situation: Situation, who: int) -> int:
     tokens = [word.asks for _, word in line.words + line.strays]
     tokens += [word.answers for _, word in back.words + back.strays]
     if peer is not None:
-        tokens += [peer.answers, peer.answers_told]
+        tokens += [peer.answers, peer.answers_published]
     return max(tokens, default=0)

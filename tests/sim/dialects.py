@@ -138,7 +138,7 @@ class Mdp01Worker(Mdp02Worker):
             return Heard(Hearing.REQUEST, 0, command.client, command.body)
         if command.verb is WorkerVerb.HEARTBEAT:
             return Heard(Hearing.HEARTBEAT)
-        return Heard(Hearing.DISCONNECT, reason="told by the broker")
+        return Heard(Hearing.DISCONNECT, reason="the broker says so")
 
 
 class PirateWorker(Mdp02Worker):

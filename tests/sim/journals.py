@@ -419,7 +419,7 @@ class KeepingWorker(Keeper, SimWorker):
     def told(self, job: Job, body: list[bytes], kind: str) -> None:
         job.ended_at = self.clock()
         if self.work is not None:
-            self.work.told(job, body, kind)
+            self.work.handled(job, body, kind)
 
     def _do(self, outputs: Sequence[WorkerOutput]) -> None:
         if self.work is not None:

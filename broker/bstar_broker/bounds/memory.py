@@ -103,7 +103,7 @@ class MemoryWatch(Closing):
     def receive_queue(self) -> int:
         """How many messages of one connection libzmq may hold before the loop has read them.
 
-        It fills these queues while the loop is busy, and nobody can refuse what is in them.
+        It fills these queues while the loop is busy, and what is in them cannot be refused any more.
         """
         left = self._memory.left()
         fits = _RECEIVE_QUEUE_MAX if left is None else left // _RECEIVE_QUEUE_PART // _MIB

@@ -215,12 +215,12 @@ class Broker:
         ledger.is_suspended = True
         ledger.suspended_at = now
         outputs: list[Output] = []
-        self._endings.return_queued(lambda request: request.codec.is_told, now, outputs)
+        self._endings.return_queued(lambda request: request.codec.gets_not_active, now, outputs)
         status = ledger.status(now)
         for worker in ledger.workers.values():
             self.bundles.unfold_worker(worker)
             for request in worker.in_flight.values():
-                if not request.is_abandoned and request.codec.is_told:
+                if not request.is_abandoned and request.codec.gets_not_active:
                     self._endings.give_back(request, status, True, outputs, now)
                     request.is_abandoned = True
         return outputs
@@ -229,7 +229,7 @@ class Broker:
         """True if this request may wait at a node that does not serve: no node is known to serve, and its
         dialect has no NOT_ACTIVE.
         """
-        return self.ledger.is_suspended and not CODECS[request.dialect].is_told
+        return self.ledger.is_suspended and not CODECS[request.dialect].gets_not_active
 
     def resume(self, now: float) -> list[Output]:
         """This node serves again and no other node has meanwhile: dispatch plain clients' requests."""

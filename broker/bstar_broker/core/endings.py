@@ -36,7 +36,7 @@ _APART_S = 10.0
 
 # The routing id of no connection: what is sent there is dropped and counted. It has frames like any other: a
 # plain worker ignores a request whose client address is empty, and would hold it for ever.
-NOBODY = b"\x00nobody"
+NO_CLIENT = b"\x00nobody"
 
 
 class Endings:
@@ -201,7 +201,7 @@ class Endings:
 
     def cancel(self, request: Accepted, why: str, now: float) -> list[Output]:
         """An operator ends one request. The answer of a worker that holds it is dropped when it comes, and
-        the worker learns that nobody waits for it.
+        the worker learns that no client waits for it.
         """
         if request.is_queued:
             self._unqueue(request)
@@ -260,7 +260,7 @@ class Endings:
         return self.withdraw(identity, now)
 
     def withdraw(self, identity: bytes, now: float) -> list[Output]:
-        """Nobody wants the request any more: it begins at no worker from now on, and is not answered. A
+        """The client gives the request up: it begins at no worker from now on, and is not answered. A
         worker that holds it learns that.
         """
         request = self._ledger.by_identity.get(identity)
@@ -281,7 +281,7 @@ class Endings:
         self._abandon(request)
 
     def _abandon(self, request: Accepted) -> bool:
-        """Nobody waits for the request here. True if it waited and is forgotten."""
+        """No client waits for the request here. True if it was queued and is forgotten."""
         request.is_abandoned = True
         if not request.is_queued:
             return False
@@ -339,7 +339,7 @@ class Endings:
 
 def _orphan(request: Accepted, client: bytes) -> None:
     if request.sender == client:
-        request.sender = NOBODY
+        request.sender = NO_CLIENT
     if request.askers is not None and client in request.askers:
         request.askers.remove(client)
 

@@ -26,7 +26,7 @@ class Keepalives:
         self._ledger = ledger
         # By the routing ids of their keepalives.
         self._workers: dict[bytes, WorkerRecord] = {}
-        self._told: set[WorkerRecord] = set()
+        self._reported: set[WorkerRecord] = set()
         self._notice_at = 0.0
 
     def add(self, worker: WorkerRecord, routing_id: bytes) -> None:
@@ -41,7 +41,7 @@ class Keepalives:
         """This worker is gone."""
         if worker.keepalive:
             del self._workers[worker.keepalive]
-            self._told.discard(worker)
+            self._reported.discard(worker)
 
     def probe(self, worker: WorkerRecord, now: float, outputs: list[Output]) -> bool:
         """Probe a silent worker that holds requests. False if it has been stuck for too long."""
@@ -56,10 +56,10 @@ class Keepalives:
             text = f"{self._name(worker)} has not answered for {now - since:.1f} s and counts as lost"
             outputs.append(Notice(text))
             return False
-        elif worker not in self._told and now >= self._notice_at:
+        elif worker not in self._reported and now >= self._notice_at:
             # Its keepalive was connected at the last probe.
             self._notice_at = now + _NOTICE_INTERVAL_S
-            self._told.add(worker)
+            self._reported.add(worker)
             text = (
                 f"{self._name(worker)} has not answered for {now - since:.1f} s, but its process lives: it "
                 f"keeps its {worker.held} request(s) and gets no others. Does its handler hold the GIL or "
@@ -74,8 +74,8 @@ class Keepalives:
     def heard(self, worker: WorkerRecord, now: float, outputs: list[Output]) -> None:
         """A stuck worker answers again."""
         assert worker.silent_since is not None
-        if worker in self._told:
-            self._told.remove(worker)
+        if worker in self._reported:
+            self._reported.remove(worker)
             text = f"{self._name(worker)} answers again, after {now - worker.silent_since:.1f} s"
             outputs.append(Notice(text))
         worker.silent_since = None

@@ -9,7 +9,7 @@ import msgspec
 from bstar.wire.dialect import Asker, Dialect, Frames
 from bstar.wire.messages import ErrorCode, NodeStatus
 
-# The routing id of nobody: libzmq makes ids of 5 bytes that begin with a zero, and lets no peer choose one
+# The routing id of no peer: libzmq makes ids of 5 bytes that begin with a zero, and lets no peer choose one
 # that does.
 STORE = b"\0store"
 
@@ -35,7 +35,7 @@ class Mailbox:
     dialect = Dialect.STORE
     label = "store"
     is_streaming = False
-    is_told = True
+    gets_not_active = True
 
     def __init__(self) -> None:
         self.endings: list[Ending] = []

@@ -66,9 +66,9 @@ _EPOCH_CARRIERS = frozenset((Heartbeat, Ready, StaleEpoch))
 _NO_ENDS = frozenset((Heartbeat, Ping, Partial, ProgressMade))
 # No outage has as many activations: a worker that is so far ahead lies, or has believed a lie.
 _EPOCH_FAR_MIN = 1_000
-_EPOCH_TOLD_S = 60.0
+_EPOCH_REPORT_S = 60.0
 # Workers that one line of the log names, of those that a new list of principals sends away.
-_TOLD_MAX = 5
+_REPORTED_MAX = 5
 # A batch of management requests is answered up to here, some 40 snapshots of 1,000 services: a few
 # milliseconds for the copies. Its client sends the others again.
 _ANSWERS_BYTES_MAX = 16 << 20
@@ -122,7 +122,7 @@ class Node:
         self._message_bytes_max = settings.message_bytes_max
         self._message_frames_max = settings.message_frames_max
         self.parting = Parting(machine, self.broker, drain_timeout_s)
-        self._far_epoch_told_at = -_EPOCH_TOLD_S
+        self._far_epoch_reported_at = -_EPOCH_REPORT_S
         # Until when plain requests may wait here while no node serves, and whether one does.
         self._waits_until = now
         self._has_votes = False
@@ -187,9 +187,9 @@ class Node:
         """A worker remembers an epoch above all that this node knows. A far one goes to the log."""
         before = self.machine.epochs.seen
         outputs = self._expand(self.machine.step(EpochHeard(message.epoch), now), now)
-        if message.epoch - before < _EPOCH_FAR_MIN or now < self._far_epoch_told_at + _EPOCH_TOLD_S:
+        if message.epoch - before < _EPOCH_FAR_MIN or now < self._far_epoch_reported_at + _EPOCH_REPORT_S:
             return outputs
-        self._far_epoch_told_at = now
+        self._far_epoch_reported_at = now
         if isinstance(message, Ready):
             service = message.service
         else:
@@ -219,12 +219,12 @@ class Node:
             ledger.drop(why.reason)
             outputs += self.broker.send_away(worker, now)
         if gone:
-            told = "; ".join(
+            reported = "; ".join(
                 f'the worker of service "{printable(worker.service.name)}": {why.text}'
-                for worker, why in gone[:_TOLD_MAX]
+                for worker, why in gone[:_REPORTED_MAX]
             )
-            more = "" if len(gone) <= _TOLD_MAX else f"; {len(gone) - _TOLD_MAX} more"
-            outputs.append(Notice(f"the list of principals has changed; sent away: {told}{more}"))
+            more = "" if len(gone) <= _REPORTED_MAX else f"; {len(gone) - _REPORTED_MAX} more"
+            outputs.append(Notice(f"the list of principals has changed; sent away: {reported}{more}"))
         return outputs
 
     def _vet(self, message: FromPeer, user_id: str, now: float) -> list[Output] | None:
@@ -404,7 +404,7 @@ class Node:
 
     @property
     def published_at(self) -> float:
-        """When this node last told its peer how it stands."""
+        """When this node last sent its peer its state."""
         return self.machine.published_at
 
     @property

@@ -31,7 +31,7 @@ class Denial(msgspec.Struct, frozen=True):
 
     A request may be sent again after ``retry_after_ms``; 0: it will never be acted upon. The connection with
     the number ``ends`` is ended, if there is one. ``splits``: requests of the batch are judged one by one.
-    ``who``: the principal, "" if there is none.
+    ``who``: the principal, or "".
     """
 
     reason: str
@@ -60,7 +60,7 @@ class Nowhere:
         return 0
 
     def address(self) -> str:
-        """As of a connection that nobody knows."""
+        """As of an unknown connection."""
         return "an unknown address"
 
 
@@ -218,7 +218,7 @@ class Quotas:
             account.held += self._requests_of.get(lane, 0)
 
     def leave(self, lane: bytes) -> None:
-        """The routing id has another owner: its requests count for nobody."""
+        """The routing id has another owner: its requests count for no principal."""
         former = self._accounts.pop(lane, None)
         if former is not None:
             former.held -= self._requests_of.get(lane, 0)

@@ -181,7 +181,7 @@ class WorkerRecord:
     silent_since: float | None = None
     # It refuses this node's epoch and the node cannot believe the higher one. It gets no work meanwhile.
     is_ahead: bool = False
-    # Who drains it and why, "" if nobody does. Its credit is 0 meanwhile, and this one afterwards
+    # Who drains it and why, or "". Its credit is 0 meanwhile, and this one afterwards
     # (``work_orders``).
     drain_why: str = ""
     credit_afterwards: int = 0
@@ -317,7 +317,7 @@ class ServiceRecord:
     stuck: int = 0
     # Workers that an operator drains.
     drained: int = 0
-    # Who holds its requests back and why, "" if nobody does, and until when (``service_orders``).
+    # Who holds its requests back and why, or "", and until when (``service_orders``).
     pause_why: str = ""
     paused_until: float = math.inf
     # The counts of ``OUTCOMES`` every STEP_S, the earliest first.

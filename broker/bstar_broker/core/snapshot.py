@@ -17,7 +17,7 @@ class ServiceState(msgspec.Struct, frozen=True):
     lost while they held requests.
 
     ``oldest_waiting_s`` is how long ago the oldest request in the queue was accepted. ``oldest_running_s`` is
-    how long a worker has held the oldest request that workers hold. Each is 0 if there is none. ``recent``
+    how long a worker has held the oldest request that workers hold. Each is 0 without one. ``recent``
     counts outcomes of the last four to five minutes; one that did not occur is missing.
 
     ``stuck`` workers hold requests and do not answer although their processes live; ``stalls`` counts how
@@ -79,8 +79,9 @@ class WorkerState(msgspec.Struct, frozen=True):
 
 class ListedWorker(WorkerState, frozen=True):
     """One worker for operators. ``host``, ``pid``, ``version`` (of the library) and ``service_version`` are
-    its own words, empty and 0 if it told none. ``address`` is where it connects from. It has been registered
-    for ``registered_s``. An empty ``address`` and None are those of a node that tells nothing of them.
+    what it reported, empty and 0 without a report. ``address`` is where it connects from. It has been
+    registered for ``registered_s``. An empty ``address`` and None are those of a node that tells nothing of
+    them.
     """
 
     host: str = ""
@@ -116,8 +117,8 @@ class RequestState(msgspec.Struct, frozen=True):
 class BrokerState(msgspec.Struct, frozen=True):
     """The broker's tables. ``drops`` counts dropped messages, by reason.
 
-    ``past`` are services that were forgotten, because nobody offered or asked for them for a while; they keep
-    their counters.
+    ``past`` are services that were forgotten, because no peer offered or asked for them for a while; they
+    keep their counters.
     """
 
     is_serving: bool
@@ -272,7 +273,7 @@ class JournalState(msgspec.Struct, frozen=True):
 
 
 class SecurityState(msgspec.Struct, frozen=True):
-    """Who may connect. ``is_on`` is False without a key: then everybody who reaches the node may do all.
+    """Who may connect. ``is_on`` is False without a key: then every peer that reaches the node may do all.
 
     ``admitted`` counts connections, ``refusals`` those that the ZAP handler refused, by reason. ``error``
     tells why the node could not start with the list of principals as it is now; "" if it could.
@@ -417,7 +418,7 @@ class Finding(msgspec.Struct, frozen=True):
     """What is wrong with the node, or with ``service``, and what to do about it (``findings``).
 
     ``severity`` is critical or warning. ``alert`` is the rule in configs/alerts.yml and the heading of the
-    runbook, "" if there is none. The finding has held for ``for_s``.
+    runbook, or "". The finding has held for ``for_s``.
     """
 
     name: str

@@ -131,7 +131,7 @@ class WorkOrders:
     def cancel(self, request: Accepted, why: str, now: float) -> list[Output]:
         """End it with an error for each caller, who does not send it again.
 
-        The caller has checked that the request is none of the store's, and that nobody has given it up.
+        The caller has checked that the request is not the store's, and that it is not given up.
         """
         service, identity = request.service, request.identity
         outputs = self._endings.cancel(request, why, now)

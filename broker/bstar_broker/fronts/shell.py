@@ -31,7 +31,7 @@ class _Peers:
     """Which connection of a ROUTER each peer has. Every message names its descriptor.
 
     A connection has one routing id. A descriptor belongs to another connection only after the listener's
-    monitor has told the end of the first.
+    monitor has reported the end of the first.
     """
 
     def __init__(self) -> None:

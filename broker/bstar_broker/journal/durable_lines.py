@@ -75,9 +75,9 @@ class DurableLines:
         lines = [begin + self._rest(seq + place, step) for place, step in enumerate(steps)]
         return b"\n".join(lines), len(lines)
 
-    def _rest(self, seq: int, told: _Step) -> bytes:
+    def _rest(self, seq: int, noted: _Step) -> bytes:
         """What follows in the line of a step; fields with their defaults are left out."""
-        step, record, bytes_out, crc = told
+        step, record, bytes_out, crc = noted
         more = self._weight
         if record.attempts:
             more += b',"attempts":%d' % record.attempts

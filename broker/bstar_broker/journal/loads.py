@@ -17,7 +17,7 @@ _COUNTERS = (
 _US = 1e6
 
 
-class _Told(msgspec.Struct):
+class _Reported(msgspec.Struct):
     """The last record of a service."""
 
     counters: tuple[int, ...] = (0,) * len(_COUNTERS)
@@ -31,65 +31,65 @@ class Loads:
 
     def __init__(self, journal: Journal, now: float) -> None:
         self._journal = journal
-        self._told: defaultdict[ServiceRecord, _Told] = defaultdict(_Told)
-        self._told_drops: Counter[str] = Counter()
+        self._reported: defaultdict[ServiceRecord, _Reported] = defaultdict(_Reported)
+        self._reported_drops: Counter[str] = Counter()
         # Refusals of services that were forgotten for good since the last time.
-        self._told_early: Counter[str] = Counter()
-        self._told_at = now
+        self._reported_early: Counter[str] = Counter()
+        self._reported_at = now
 
     def forgotten(self, service: ServiceRecord, now: float) -> None:
         """A service is forgotten: keep its last counts."""
         self._load(service, Held(), now)
-        self._told_early += self._refusals(service, now)
-        del self._told[service]
+        self._reported_early += self._refusals(service, now)
+        del self._reported[service]
 
     def tick(self, ledger: Ledger, now: float) -> None:
         """Record the growth of the counters since the last time."""
         held = ledger.held(now)
-        of_services, self._told_early = self._told_early, Counter()
+        of_services, self._reported_early = self._reported_early, Counter()
         for service in (*ledger.services.values(), *ledger.services.past.values()):
             self._load(service, held[service], now)
             of_services += self._refusals(service, now)
         drops = ledger.drops.copy()
-        for reason, count in (drops - self._told_drops - of_services).items():
+        for reason, count in (drops - self._reported_drops - of_services).items():
             self._journal.write(Refused, now, reason=reason, count=count)
-        self._told_drops = drops
-        self._told_at = now
+        self._reported_drops = drops
+        self._reported_at = now
 
     def _load(self, service: ServiceRecord, held: Held, now: float) -> None:
-        told = self._told[service]
+        reported = self._reported[service]
         counters = tuple(getattr(service.tally, name) for name in _COUNTERS)
         gauges = (service.workers, held.credit, service.queue.length, held.count)
         busy_s = service.tally.busy_s + held.sum_s
         # An idle service needs one record that it is idle, and no more.
-        if counters == told.counters and gauges == told.gauges and not gauges[2] and not gauges[3]:
-            told.busy_s = busy_s
+        if counters == reported.counters and gauges == reported.gauges and not gauges[2] and not gauges[3]:
+            reported.busy_s = busy_s
             return
         moved = {
             name: count - before
-            for name, count, before in zip(_COUNTERS, counters, told.counters, strict=True)
+            for name, count, before in zip(_COUNTERS, counters, reported.counters, strict=True)
             if count != before
         }
         self._journal.write(
             Load,
             now,
             service=service.label,
-            interval_us=round((now - self._told_at) * _US),
+            interval_us=round((now - self._reported_at) * _US),
             workers=gauges[0],
             credit=gauges[1],
             queued=gauges[2],
             in_flight=gauges[3],
-            busy_us=max(0, round((busy_s - told.busy_s) * _US)),
+            busy_us=max(0, round((busy_s - reported.busy_s) * _US)),
             **moved,
         )
-        told.counters, told.gauges, told.busy_s = counters, gauges, busy_s
+        reported.counters, reported.gauges, reported.busy_s = counters, gauges, busy_s
 
     def _refusals(self, service: ServiceRecord, now: float) -> Counter[str]:
         """Record the refusals of this service since the last time; by reason, how many."""
-        told = self._told[service]
+        reported = self._reported[service]
         refusals = service.tally.refusals.copy()
-        moved = refusals - told.refusals
-        told.refusals = refusals
+        moved = refusals - reported.refusals
+        reported.refusals = refusals
         for reason, count in moved.items():
             self._journal.write(Refused, now, reason=reason, count=count, service=service.label)
         return moved

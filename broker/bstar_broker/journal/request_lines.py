@@ -164,8 +164,8 @@ class RequestLines:
         )
         if deliveries == 1 and not request.is_repeated and not request.partials:
             return line
-        told = msgspec.json.encode(_Rest(deliveries, request.is_repeated, request.partials))
-        return line[:-1] + b"," + told[1:]
+        rest = msgspec.json.encode(_Rest(deliveries, request.is_repeated, request.partials))
+        return line[:-1] + b"," + rest[1:]
 
     def _template(self, outcome: Outcome) -> bytes:
         """The line of a request that ended so, for the ``%`` operator."""

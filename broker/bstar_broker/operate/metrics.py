@@ -76,7 +76,7 @@ _OF_PAIR: tuple[Row, ...] = (
     (Gauge, "bstar_drained", "is_drained", "1 while an operator keeps this node out of the pair."),
     (Gauge, "bstar_takeovers_paused", "is_paused", "1 while an operator's pause holds takeovers back."),
     (Counter, "bstar_epochs_ignored", "epochs_ignored",
-     "Epochs told by workers or state messages that are too far above to be believed."),
+     "Epochs in messages of workers or in state messages that are too far above to be believed."),
     (Gauge, "bstar_peer_fresh", "is_peer_fresh",
      "1 if the peer was heard within the failover timeout and is not known to have gone since."),
     (Gauge, "bstar_failover_timeout_seconds", "failover_timeout_s",
@@ -192,7 +192,7 @@ _OF_SERVICES: tuple[Row, ...] = (
     (Gauge, "bstar_oldest_waiting_seconds", "oldest_waiting_s",
      "Age of the oldest waiting request, 0 if none waits."),
     (Gauge, "bstar_oldest_running_seconds", "oldest_running_s",
-     "How long a worker has held the oldest request in flight, 0 if there is none."),
+     "How long a worker has held the oldest request in flight, 0 without one."),
 )
 # fmt: on
 

@@ -81,7 +81,7 @@ class RoleHook(Closing):
 
     def _call(self, change: tuple[str, ...]) -> None:
         old, new, *_ = change
-        told = f"{self._program} for {old} -> {new}"
+        subject = f"{self._program} for {old} -> {new}"
         try:
             # A group of its own: what it started ends with it, and Ctrl-C in a terminal does not reach it.
             process = subprocess.Popen(  # noqa: S603  # the operator's own program
@@ -93,7 +93,7 @@ class RoleHook(Closing):
                 start_new_session=True,
             )
         except OSError as error:
-            _log.error("%s could not be started: %s", told, error)
+            _log.error("%s could not be started: %s", subject, error)
             return
         with process:
             try:
@@ -101,10 +101,10 @@ class RoleHook(Closing):
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 output, _ = process.communicate()
-                _log.error("%s was stopped after %g s: %s", told, self._timeout_s, _shown(output))
+                _log.error("%s was stopped after %g s: %s", subject, self._timeout_s, _shown(output))
                 return
         level = logging.INFO if process.returncode == 0 else logging.ERROR
-        _log.log(level, "%s ended with %d: %s", told, process.returncode, _shown(output))
+        _log.log(level, "%s ended with %d: %s", subject, process.returncode, _shown(output))
 
 
 def _shown(output: bytes) -> str:

@@ -80,7 +80,7 @@ Watcher = Callable[[str, int, int], object]
 
 
 def check(directory: Path, watch: Watcher = lambda part, done, count: None) -> Report:
-    """Check the store in this directory. ConfigurationError if there is none or a process uses it.
+    """Check the store in this directory. ConfigurationError if it is missing or a process uses it.
 
     ``watch`` is called many times a second.
     """

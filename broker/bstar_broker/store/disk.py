@@ -43,7 +43,7 @@ _log = logging.getLogger("bstar.store")
 # One transaction appends so much at most: the next waits for its sync.
 _TURN_BYTES_MAX: Final = 8 << 20
 
-# Records that were read for somebody wait for the loop up to so many bytes; then no more are read.
+# Records that were read for a caller wait for the loop up to so many bytes; then no more are read.
 _FOUND_BYTES_MAX: Final = 8 << 20
 
 _RETRY_S: Final = 1.0
@@ -119,7 +119,7 @@ class _Answers:
         self._size_bytes = 0
 
     def put(self, answer: DiskInput, *, is_awaited: bool = True) -> None:
-        """Add one. One that nobody awaits is taken with the next that somebody does."""
+        """Add one. One that is not awaited is taken with the next that is."""
         size_bytes = 0
         if isinstance(answer, Found | DueFound):
             size_bytes = sum([record.size_bytes for record in answer.records])
@@ -216,7 +216,7 @@ class Disk(Closing):
 
     @property
     def has_ended(self) -> bool:
-        """True if its thread has ended, for whatever reason, although nobody has closed it."""
+        """True if its thread has ended, for whatever reason, although it was not closed."""
         return not (self._thread.is_alive() or self._orders.is_closed)
 
     @property

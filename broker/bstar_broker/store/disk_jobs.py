@@ -25,7 +25,7 @@ _SCRUB_REST: Final = 50
 # A slice of a search reads so many rows at most: 10 ms.
 _ROWS_MAX: Final = 20_000
 
-# A copy that nobody asks for keeps the WAL from being emptied, so it ends after this time.
+# A copy without a reader keeps the WAL from being emptied, so it ends after this time.
 EXPORT_S_MAX: Final = 60.0
 
 
@@ -149,7 +149,7 @@ class Jobs:
         self._jobs.popleft()
 
     def forget_copy(self, *, is_idle_only: bool = True) -> None:
-        """Give up the copy of the table if nobody has asked for it in a while, or at once."""
+        """Give up the copy of the table if it was not read for a while, or at once."""
         copy = self._copy
         if copy is not None and (not is_idle_only or time.monotonic() > copy.asked_at + EXPORT_S_MAX):
             self._copy = None

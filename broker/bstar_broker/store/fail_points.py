@@ -24,8 +24,8 @@ class Point(enum.Enum):
     IMPORT = "in a transaction, after part of the peer's table was stored"
     SWAP = "in a transaction, after the peer's table took the place of the old one"
     BEFORE_COMMIT = "before a transaction is committed"
-    AFTER_COMMIT = "after a transaction was committed, before anybody is told"
-    PEER_HEARD = "a message of the peer has come, and nobody has read it"
+    AFTER_COMMIT = "after a transaction was committed, before any answer"
+    PEER_HEARD = "a message of the peer has come, and is not read yet"
     BEFORE_ANSWER = "an entry was applied, and no client has heard of it"
     AFTER_ANSWER = "after clients were answered"
 

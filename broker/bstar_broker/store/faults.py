@@ -41,7 +41,7 @@ def explain(error: Exception, directory: Path) -> str:
 def is_damage(error: Exception) -> bool:
     """True if the content of the store's files is wrong, and not the disk or the program."""
     name: Any = getattr(error, "sqlite_errorname", None) or ""
-    # SQLITE_ERROR: a table or column of the store is not there, or a text is none.
+    # SQLITE_ERROR: a table or column of the store is missing, or a text is invalid.
     is_of_sqlite = isinstance(error, sqlite3.DatabaseError) and (
         not name or name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_TOOBIG", "SQLITE_ERROR"))
     )

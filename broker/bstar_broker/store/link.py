@@ -137,7 +137,7 @@ class _Link:
             self._on_lost(now)
 
     def _receive(self, now: float) -> list[bytes]:
-        """The frames of the next message, none if it is not to be read; ``zmq.Again`` if there is none."""
+        """The frames of the next message, none if it is not to be read; ``zmq.Again`` if no message waits."""
         raise NotImplementedError
 
     def _follow_connections(self, now: float) -> None:
@@ -178,7 +178,7 @@ class _ConnectedLink(_Link):
         except BaseException:
             close_watched(socket, self._monitor)
             raise
-        self._is_failure_told = False
+        self._is_failure_reported = False
         self._endpoint = endpoint
         self._serve()
 
@@ -200,8 +200,8 @@ class _ConnectedLink(_Link):
             if event == zmq.EVENT_DISCONNECTED:
                 self._read(now)
                 self._lose(now)
-            elif event & FAILURES and not self._is_failure_told:
-                self._is_failure_told = True
+            elif event & FAILURES and not self._is_failure_reported:
+                self._is_failure_reported = True
                 _log.warning(
                     "store.link %s: the handshake fails: do both nodes have keys, and list each other as "
                     "peers?", self._endpoint,

@@ -257,7 +257,7 @@ class StoreFile(Closing):
         self._reach.sync()
 
     def sync_all(self) -> None:
-        """After a failed sync nobody knows what the kernel has kept: write everything into the database and
+        """After a failed sync it is unknown what the kernel has kept: write everything into the database and
         empty the WAL. sqlite3.Error if that fails, too.
         """
         busy, _, _ = self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -272,7 +272,7 @@ class StoreFile(Closing):
         self.database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, crc32(data), data))
 
     def get(self, key: str, kind: type[T]) -> T | None:
-        """The value of this name, None if there is none. StoreError if it is damaged."""
+        """The value of this name, or None. StoreError if it is damaged."""
         return value_of(self.database, key, kind)
 
     # --- damage -------------------------------------------------------------------------------------------
@@ -466,8 +466,8 @@ def _cache_bytes() -> int:
 
 
 def _number_in(path: Path) -> Sequence | None:
-    """The number of the last transaction in the database file itself, without its WAL; None if it cannot be
-    told: a crash may have torn the page while the WAL was copied.
+    """The number of the last transaction in the database file itself, without its WAL; None if it is
+    unknown: a crash may have torn the page while the WAL was copied.
     """
     try:
         database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
@@ -480,7 +480,7 @@ def _number_in(path: Path) -> Sequence | None:
 
 
 def value_of(database: sqlite3.Connection, key: str, kind: type[T]) -> T | None:
-    """The value that this database has under a name, None if there is none. StoreError if it is damaged."""
+    """The value that this database has under a name, or None. StoreError if it is damaged."""
     row = database.execute("SELECT checksum, value FROM meta WHERE key = ?", (key,)).fetchone()
     if row is None:
         return None

@@ -233,7 +233,7 @@ class SqliteTable:
             yield record
 
     def end_of(self, after: int, rows: int) -> int | None:
-        """The seq of the last of the ``rows`` rows after seq ``after``; None if there is none."""
+        """The seq of the last of the ``rows`` rows after seq ``after``, or None."""
         query = "SELECT max(seq) FROM (SELECT seq FROM records WHERE seq > ? ORDER BY seq LIMIT ?)"
         end: int | None = self._run(query, (after, rows)).fetchone()[0]
         return end

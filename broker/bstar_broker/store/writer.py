@@ -185,7 +185,7 @@ class Writer:
 
     @property
     def is_behind(self) -> bool:
-        """True if the table lacks what was handed out: nobody may read it."""
+        """True if the table lacks what was handed out: it must not be read."""
         return self._is_unsure or self._state.applied.number < self._handed_out
 
     def write(self, writes: Sequence[Write], reads: "deque[Find | Due]") -> bool:
@@ -214,7 +214,7 @@ class Writer:
             self.file.mend(is_forced=False)
         if writes:
             self._order = writes[-1].order
-        # The end of an error is told even if no order waits: there may be none before it is heard.
+        # The end of an error is reported even if no order waits: the next order may come much later.
         if writes or had_failed:
             # Who waits for entries to be applied gets ``Applied``.
             self._answer(Written(self._synced, self._order), is_awaited=is_synced or had_failed)

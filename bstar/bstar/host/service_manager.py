@@ -76,7 +76,7 @@ class ServiceManager(Closing):
         except OSError as error:
             if not self._has_failed:
                 reason = os.strerror(error.errno or 0)
-                _log.warning("the service manager at NOTIFY_SOCKET cannot be told: %s", reason)
+                _log.warning("the service manager at NOTIFY_SOCKET cannot be reached: %s", reason)
             self._has_failed = True
         else:
             self._has_failed = False

@@ -175,7 +175,7 @@ class Folder:
         path, unlocked = self.path / (name.stem + OPEN), self.path / (name.stem + _UNLOCKED)
         descriptor = self._disk.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND)
         self._number += 1
-        # A file system without locks keeps journals all the same; nobody then takes this one for an orphan.
+        # A file system without locks keeps journals all the same: no process takes this one for an orphan.
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # It has its name when it is locked: between the two another journal would take it for an orphan.
@@ -187,7 +187,7 @@ class Folder:
         return Segment(path, descriptor, self._disk)
 
     def orphans(self) -> Iterator[Segment]:
-        """Segments of earlier processes of this pair and node that nobody writes any more, now locked."""
+        """Segments of earlier processes of this pair and node that no process writes any more, now locked."""
         for name in self._segments():
             if name.suffix != OPEN or name.boot == self._boot:
                 continue

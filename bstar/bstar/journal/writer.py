@@ -42,7 +42,7 @@ class _Troubles:
     def __init__(self, path: object, counters: JournalCounters) -> None:
         self._path = path
         self._counters = counters
-        self._told: set[object] = set()
+        self._reported: set[object] = set()
         self._failing: set[object] = set()
         self._is_dropping = False
 
@@ -53,8 +53,8 @@ class _Troubles:
         kind = (what, error.errno)
         if is_writing:
             self._failing.add(kind)
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._reported:
+            self._reported.add(kind)
             _log.error(
                 "journal: cannot %s in %s: %s; %s",
                 what,
@@ -68,8 +68,8 @@ class _Troubles:
     def mistaken(self, make: object, error: Exception) -> None:
         """A record could not be made: a defect of ours."""
         self._counters.errors += 1
-        if make not in self._told:
-            self._told.add(make)
+        if make not in self._reported:
+            self._reported.add(make)
             _log.error("journal: no record of %s could be made", make, exc_info=error)
 
     def wrote(self, dropped: int) -> None:
@@ -78,7 +78,7 @@ class _Troubles:
             _log.warning("journal: %d records did not fit into the buffer and were dropped", dropped)
         self._is_dropping = dropped > 0
         if self._failing:
-            self._told -= self._failing
+            self._reported -= self._failing
             self._failing.clear()
             _log.warning("journal: %s is written again", self._path)
 

@@ -123,14 +123,14 @@ class ListenerFilter:
         self._networks: frozenset[bytes] = frozenset()
 
     def hold_all(self, holder: str, *, is_held: bool) -> None:
-        """Hold everybody off, or end that; the others' wishes stay."""
+        """Hold all off, or end that; the others' wishes stay."""
         before = bool(self._holders)
         (self._holders.add if is_held else self._holders.discard)(holder)
         if before is not bool(self._holders):
             self._apply()
 
     def hold(self, networks: frozenset[bytes]) -> None:
-        """Hold these off (``network_of``), at most ``NETWORKS_MAX``, and nobody else."""
+        """Hold these off (``network_of``), at most ``NETWORKS_MAX``, and no others."""
         assert len(networks) <= NETWORKS_MAX
         if networks != self._networks:
             self._networks = networks

@@ -70,7 +70,7 @@ class NodeSecurity:
 
     @property
     def _lacks(self) -> str:
-        """Who is missing in the list as it was read last; "" if nobody is."""
+        """Who is missing in the list as it was read last, or ""."""
         own = self.principals.of_key(self.key.public.decode())
         if own is None or self._role not in own[1].roles:
             return (

@@ -52,7 +52,7 @@ class DescriptorGuard:
         self.is_short = False
         self.shortages = 0
         self._reported_at = self._looked_at = float("-inf")
-        self._is_told = False
+        self._is_reported = False
         self._threshold = self.maximum - min(RESERVE, self.maximum // 4)
 
     def accepted(self, descriptor: int, now: float) -> bool:
@@ -74,8 +74,8 @@ class DescriptorGuard:
         elif _count(self.maximum) <= self._threshold - min(_MARGIN, self._threshold // 4):
             self.is_short = False
             self._filter.hold_all("descriptors", is_held=False)
-            if self._is_told:
-                self._is_told = False
+            if self._is_reported:
+                self._is_reported = False
                 _log.info("descriptors are free again: new connections to %s are let in", self._endpoint)
 
     def _hold_off(self, now: float) -> None:
@@ -86,7 +86,7 @@ class DescriptorGuard:
         self._filter.hold_all("descriptors", is_held=True)
         if now - self._reported_at >= _REPORT_INTERVAL_S:
             self._reported_at = now
-            self._is_told = True
+            self._is_reported = True
             _log.warning(
                 "descriptors are short: %d of the %d that this process may have are in use. The rest is for "
                 "the peer, probes and files. New connections to %s wait until others end. Raise the limit "

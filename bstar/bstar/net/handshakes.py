@@ -1,10 +1,11 @@
 """Bounds the handshakes that strangers make a node pay for.
 
 A handshake costs a node up to a millisecond of CPU time before anything is known of the other side, and its
-I/O thread carries everybody's messages. So each network (with CURVE, where ZAP tells who was authenticated)
-may have so many handshakes under way, and so many that fail: a token bucket. The same holds for everybody
-together. Who is beyond one of them is held off: the kernel drops requests for connections, until there are
-tokens for a second and half of the handshakes under way have ended. Clients pay nothing, however many come.
+I/O thread carries the messages of all peers. So each network (with CURVE, where ZAP tells who was
+authenticated) may have so many handshakes under way, and so many that fail: a token bucket. The same holds
+for all networks together. Who is beyond one of them is held off: the kernel drops requests for connections,
+until there are tokens for a second and half of the handshakes under way have ended. Clients pay nothing,
+however many come.
 
 No socket is touched here; time is an argument.
 """
@@ -23,7 +24,7 @@ NETWORK_RATE_S = 50
 ALL_UNDER_WAY = 8_000
 ALL_BURST = 1_000
 ALL_RATE_S = 500
-# Nobody is held off for longer after the last failure.
+# No network is held off for longer after the last failure.
 HELD_S_MAX = 5.0
 # A connection that is older has shaken hands: libzmq ends a handshake earlier (``set_up_listener``), and the
 # loop may be late.
@@ -33,7 +34,7 @@ _NETWORKS_KNOWN_MAX = 4_096
 
 
 class _Account:
-    """Handshakes of one network, or of everybody."""
+    """Handshakes of one network, or of all."""
 
     __slots__ = ("_bucket", "_rate_s", "_under_way", "_under_way_max", "_used_at")
 
@@ -78,7 +79,7 @@ class _Account:
 class HandshakeBudget:
     """Each connection is ``accepted`` and ``ended``; ``authenticated`` comes between, if it does.
 
-    ``held`` are the networks to hold off; ``is_all_held``: hold everybody off.
+    ``held`` are the networks to hold off; ``is_all_held``: hold all off.
     """
 
     def __init__(self, now: float) -> None:

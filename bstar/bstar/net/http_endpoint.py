@@ -32,9 +32,9 @@ class HttpPlace(msgspec.Struct, frozen=True, kw_only=True):
     allow_remote: bool = False
 
     @classmethod
-    def of(cls, told: "str | HttpPlace") -> Self:
-        """The place that ``told`` names, checked. ConfigurationError if it cannot work."""
-        place = cls(bind=told) if isinstance(told, str) else cls(**msgspec.structs.asdict(told))
+    def of(cls, given: "str | HttpPlace") -> Self:
+        """The place that ``given`` names, checked. ConfigurationError if it cannot work."""
+        place = cls(bind=given) if isinstance(given, str) else cls(**msgspec.structs.asdict(given))
         try:
             endpoint = parse_http_bind(place.bind)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""I/O threads of a ZeroMQ context, one for each other machine, so that one that is gone holds up nobody else.
+"""I/O threads of a ZeroMQ context, one for each other machine, so that one that is gone holds up no other.
 
 libzmq looks a host name up in the I/O thread that connects. The call blocks until the name server answers or
 the resolver gives up. For a container that is down, without a name server, that takes five to twenty seconds.

@@ -174,7 +174,7 @@ class _Report:
         self._named: set[bytes] = set()
 
     def of(self, held: frozenset[bytes], now: float) -> None:
-        """These are held off now; b"" stands for everybody."""
+        """These are held off now; b"" stands for all."""
         if now - self._began_at >= _REPORT_INTERVAL_S:
             self._began_at = now
             self._named.clear()

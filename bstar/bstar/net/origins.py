@@ -51,7 +51,7 @@ class Origins:
     def number_next(self, domain: bytes) -> bytes:
         """A number for a connection that ZAP admits there, as the metadata of its reply (27/ZAP, 23/ZMTP).
 
-        None for a connection of a listener that nobody follows.
+        None for a connection of a listener that is not followed.
         """
         if domain not in self._doors:
             return b""

@@ -62,7 +62,7 @@ def set_up_link(socket: "zmq.Socket[bytes]", heartbeat_ms: int, timeout_ms: int)
 
 
 def new_router(context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
-    """A ROUTER whose routing ids nobody can guess.
+    """A ROUTER with unguessable routing ids.
 
     libzmq counts them up from a number of C's ``rand``, which it does not seed: all processes begin with the
     same one. If a connection claims the next of them, libzmq 4.3.5 aborts the process at the connection that
@@ -84,7 +84,7 @@ def set_up_listener(socket: "zmq.Socket[bytes]") -> None:
 
 
 def receive(socket: "zmq.Socket[bytes]") -> list[bytes]:
-    """The next message's frames; ``zmq.Again`` if there is none."""
+    """The next message's frames; ``zmq.Again`` if no message waits."""
     frame = _recv(socket, _NOBLOCK, False)
     frames = [frame.bytes]
     while frame.more:
@@ -160,7 +160,7 @@ def send(socket: "zmq.Socket[bytes]", frames: list[bytes]) -> None:
 
 
 def receive_event(monitor: "zmq.Socket[bytes]") -> tuple[int, int]:
-    """The next event of a socket's monitor and its value; ``zmq.Again`` if there is none.
+    """The next event of a socket's monitor and its value; ``zmq.Again`` if no event waits.
 
     pyzmq's ``recv_monitor_message`` loads asyncio, which takes 7 MiB and 30 ms.
     """

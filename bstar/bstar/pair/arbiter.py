@@ -107,7 +107,7 @@ class ArbiterServer(Closing):
             raise
 
     def run(self) -> None:
-        """Serve until told to stop."""
+        """Serve until ``stop`` is called."""
         self._reactor.run()
 
     def stop(self) -> None:

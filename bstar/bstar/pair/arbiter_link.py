@@ -73,8 +73,8 @@ class ArbiterLink:
         self._reactor: Reactor | None = None
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
-        self._is_garbage_told = False
-        self._is_failure_told = False
+        self._is_garbage_reported = False
+        self._is_failure_reported = False
 
     def open(self, reactor: Reactor, hear: Callable[[Answer], None]) -> None:
         """Connect. Raises zmq.ZMQError if the endpoint cannot be read."""
@@ -112,8 +112,8 @@ class ArbiterLink:
         assert self._monitor is not None
         while self._monitor.poll(0):
             event = receive_event(self._monitor)[0]
-            if event & FAILURES and not self._is_failure_told:
-                self._is_failure_told = True
+            if event & FAILURES and not self._is_failure_reported:
+                self._is_failure_reported = True
                 _log.warning(
                     "arbiter %s: the handshake fails: do both sides have keys, and list them?", self.name
                 )
@@ -125,8 +125,8 @@ class ArbiterLink:
             self._connector.follow_trust()
 
     def _tell_of_garbage(self, error: RemoteProtocolError) -> None:
-        if not self._is_garbage_told:
-            self._is_garbage_told = True
+        if not self._is_garbage_reported:
+            self._is_garbage_reported = True
             _log.error("what answers at %s is no arbiter: %s", self._endpoint, error.text)
 
     def ask(self, question: Question) -> None:

@@ -46,7 +46,7 @@ class EpochFile:
             self._lock = None
 
     def load(self) -> int:
-        """The stored epoch, 0 if there is none. Makes the folder and writes into it as a test.
+        """The stored epoch, or 0. Makes the folder and writes into it as a test.
         ConfigurationError if any of it fails.
         """
         try:
@@ -100,7 +100,7 @@ class EpochKeeper:
         self.file = file
         self.error = ""
         self._epoch = 0
-        self._told_at = 0.0
+        self._reported_at = 0.0
 
     def open(self) -> int:
         """Take the file for this process; the stored epoch. ConfigurationError if another process has it, or
@@ -132,8 +132,8 @@ class EpochKeeper:
             self.file.save(epoch)
         except OSError as error:
             text = str(error.strerror or error)
-            if text != self.error or now >= self._told_at + _REMIND_S:
-                self._told_at = now
+            if text != self.error or now >= self._reported_at + _REMIND_S:
+                self._reported_at = now
                 _log.error(
                     "epoch %d could not be stored in %s: %s; the node serves and tries again",
                     epoch,

@@ -22,7 +22,7 @@ class InSyncFile:
         self.path = Path(state_dir) / "in-sync.json"
         # A change is not stored yet.
         self.is_behind = False
-        self._is_told = False
+        self._is_reported = False
         try:
             self._lock = lock_file(self.path.with_name("in-sync.lock"))
             self.sets = self._load() if self._lock is not None else {}
@@ -59,13 +59,13 @@ class InSyncFile:
         try:
             write_whole(self.path, msgspec.json.encode(sets))
         except OSError as error:
-            if not self._is_told:
+            if not self._is_reported:
                 _log.error(
                     "%s cannot be written: %s; no in-sync set changes", self.path, error.strerror or error
                 )
-            self.is_behind = self._is_told = True
+            self.is_behind = self._is_reported = True
             return False
-        self.is_behind = self._is_told = False
+        self.is_behind = self._is_reported = False
         return True
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Finds out by a few plain connects, beside the loop's other work, whether the peer's endpoint refuses.
 
 A process that dies closes its listening socket, so its kernel refuses connections; a process that is frozen,
-slow or cut off refuses nobody. ``RefusalProbe.start`` connects to the endpoint, several times within
+slow or cut off refuses no connection. ``RefusalProbe.start`` connects to the endpoint, several times within
 ``PROBE_S``, because a dying process may let a connection in for a moment. One attempt that every address of
 the endpoint refuses is the verdict, and ``on_refused`` is called. Connections that succeed, time out, are
 reset or find no way say nothing.
@@ -143,7 +143,7 @@ class RefusalProbe:
             targets = tuple(dict.fromkeys((family, address) for family, _, _, _, address in found))  # type: ignore[misc]
             if len(targets) > _ADDRESSES_MAX:
                 trouble = f"it has {len(targets)} addresses"
-        with suppress(ClosedError):  # the node has ended: nobody needs the answer
+        with suppress(ClosedError):  # the node has ended: no one needs the answer
             self._reactor.call_threadsafe(lambda: self._take_targets(targets, trouble))
 
     def _take_targets(self, targets: tuple[_Target, ...], trouble: str) -> None:

@@ -83,7 +83,7 @@ class PairMachine(Protocol[Out_co]):
 
     @property
     def published_at(self) -> float:
-        """When this node last told its peer how it stands."""
+        """When this node last sent its peer its state."""
 
     def step(self, given: Input, now: float) -> Sequence[Out_co]:
         """Handle an input."""
@@ -270,7 +270,7 @@ class PairShell(Generic[Out]):
             if self._pauses is not None:
                 self._pauses.keep(output)
         else:
-            assert type(output) is Fatal, f"nobody performs {output!r}"
+            assert type(output) is Fatal, f"no branch performs {output!r}"
             _log.critical("%s", output.error)
             self.error = output.error
             # Both nodes must know it, and the peer may not have heard us yet.
@@ -347,7 +347,7 @@ class PauseFile:
         self._wall_clock = wall_clock
 
     def load(self) -> PauseKept | None:
-        """The last order that was stored; None if there is none, or it cannot be read."""
+        """The last order that was stored; None without one, or if it cannot be read."""
         try:
             kept = msgspec.json.decode(self.path.read_bytes(), type=_KeptPause)
         except FileNotFoundError:

@@ -216,7 +216,7 @@ class StatePublisher:
             self._is_reported = True
             _log.warning(
                 "cut off a connection to the state endpoint: %s. Only the other node needs that endpoint: "
-                "keep everybody else away from it. Further ones are counted, not reported",
+                "keep all other hosts away from it. Further ones are counted, not reported",
                 why,
             )
 

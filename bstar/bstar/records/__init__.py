@@ -1,6 +1,6 @@
 """The events of a pair as a journal keeps them: one JSON object a line, one type here for each kind.
 
-Brokers write them, and clients and workers if they are told to. Every record says which process wrote it
+Brokers write them, and clients and workers if configured. Every record says which process wrote it
 (``pair``, ``node``, ``boot``) and where it stands among that process's records (``seq``), so a record that
 came twice is known by ``boot`` and ``seq``, and one that is missing leaves a gap. It has two times: ``at`` of
 the wall clock, to lay the journals of several machines side by side, and ``mono`` of the monotonic clock, for

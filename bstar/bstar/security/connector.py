@@ -74,7 +74,7 @@ class Connector:
         )
 
     def connect(self) -> None:
-        """Connect, unless no server is trusted. ZMQError if the endpoint is none."""
+        """Connect, unless no server is trusted. ZMQError if the endpoint is invalid."""
         security = self._security
         if security is not None:
             if not security.servers:
@@ -112,7 +112,7 @@ class Connector:
             self.connect_again()
 
     def note(self, event: int) -> bool:
-        """Take note of an event. True if nobody tries any more: call ``connect_again`` after a pause."""
+        """Take note of an event. True if no attempt goes on: call ``connect_again`` after a pause."""
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.failures = 0
             self._is_given_up = False

@@ -1,4 +1,4 @@
-"""CURVE keys in files: a secret one that only its owner may read, a public one for everybody.
+"""CURVE keys in files: a secret one that only its owner may read, a public one for all.
 
 ``NAME.key`` holds the key's name, the public and the secret half; ``NAME.pub`` the name and the public half.
 A half is 40 characters of Z85 (32/Z85). No text of an error, log or ``repr`` shows a secret half.
@@ -34,7 +34,7 @@ class KeyPair(msgspec.Struct, frozen=True):
 
 
 def new_key(name: str) -> KeyPair:
-    """Make a key. Raises ConfigurationError for a name that is none."""
+    """Make a key. Raises ConfigurationError for an invalid name."""
     check_name(name)
     public, secret = zmq.curve_keypair()
     return KeyPair(name, public, secret)
@@ -80,7 +80,7 @@ def _write_new(path: Path, text: str, mode: int) -> None:
 def read_key(path: str | os.PathLike[str]) -> KeyPair:
     """The key of a ``.key`` file.
 
-    Raises ConfigurationError if it is none, if its halves do not belong together, or if others may read it.
+    Raises ConfigurationError if it is invalid, if its halves do not match, or if others may read it.
     """
     name, values = _read(path, is_secret=True)
     if "secret" not in values:

@@ -11,7 +11,7 @@ Its roles:
 
 A pattern is a service's name, or the beginning of names with * at its end; "*" alone matches every service. A
 connection bears the ``user_id`` that ZAP gave it: the principal's name and the key that it proved. So a key
-that is removed from the list is nobody's at once, on connections that are open, too.
+that is removed from the list loses its rights at once, on connections that are open, too.
 
 An entry may have bounds, for all its connections to one node together (``Quota``).
 """
@@ -199,7 +199,7 @@ def _parts(entry: Mapping[object, object]) -> "_Entry":
 
 
 def _wrong(entry: Mapping[object, object]) -> str:
-    """What is wrong with an entry that is none, in the words of the list."""
+    """What is wrong with an invalid entry, in the words of the list."""
     if not entry.get("keys"):
         return "has no keys: add keys: ['…'] with its public keys"
     types = {field.name: field.type for field in msgspec.structs.fields(_Entry)}

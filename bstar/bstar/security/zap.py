@@ -44,7 +44,7 @@ _SHOWN_BYTES_MAX = 64
 class Doorkeeper:
     """Decides who may connect. ``refusals`` counts by reason; ``on_refused(reason, who, address)`` reports.
 
-    ``encode`` turns the 32 bytes of a key into Z85. ``rules`` say who may enter each domain; nobody enters
+    ``encode`` turns the 32 bytes of a key into Z85. ``rules`` say who may enter each domain; no peer enters
     one without a rule. ``principals`` may be replaced at any time, and so may
     ``why_not(domain, principal)``, which says why a listed principal may open no more connections ("" if it
     may), and ``on_admitted(domain, address)``, which returns the connection's metadata.
@@ -66,7 +66,7 @@ class Doorkeeper:
         self._on_refused = on_refused
 
     def answer(self, frames: list[bytes]) -> list[bytes] | None:
-        """The reply to one request; None to what is none (libzmq then gives up the handshake)."""
+        """The reply to one request; None to an invalid one (libzmq then gives up the handshake)."""
         if len(frames) < _REQUEST_FRAMES_MIN or frames[0] != VERSION:
             self._refuse("malformed", "", b"")
             return None

@@ -1,11 +1,11 @@
-"""What a node is told before it starts: one frozen object, built once, checked as a whole.
+"""A node's settings: one frozen object, built once, checked as a whole.
 
 ``load`` reads a YAML file, lays ``BSTAR_…`` environment variables and explicit options over it (in this order
 of strength) and returns :class:`Settings`. Whatever is wrong is reported in one
 :class:`~bstar.errors.ConfigurationError`: every unknown key, wrong value and broken relation with the place
 it came from and what to do about it. ``check_pair`` says whether two configurations belong together. The
 schema is the one source of the documentation: the sample configurations and ``docs/configuration.md`` are
-written from it. ``load_fleet`` reads what clients and workers are told: where the pairs are.
+written from it. ``load_fleet`` reads the settings of clients and workers: where the pairs are.
 
 An application that gets its endpoints elsewhere needs nothing of this package, which reads YAML.
 """

@@ -7,7 +7,7 @@
       billing: east
 
 One file for all clients and workers, since they must agree. ``load_fleet`` reads it; ``HAClient`` and
-``Worker`` take what it returns. What is wrong is told with its line, as in a node's configuration. Pairs may
+``Worker`` take what it returns. An error names its line, as in a node's configuration. Pairs may
 also be a list of lists, without names.
 """
 

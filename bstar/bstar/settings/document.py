@@ -1,4 +1,4 @@
-"""YAML files as settings are read from them: which values, in which lines, and what is wrong, told together.
+"""YAML files as settings are read from them: which values, in which lines, and all that is wrong.
 
 A key that stands twice is an error instead of silently the last one.
 """

@@ -306,7 +306,7 @@ class Journal(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything one node is told."""
+    """All settings of one node."""
 
     pair: Annotated[
         str,

@@ -115,7 +115,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             le=3_600,
             description="Seconds between messages to a native client whose requests wait. If its "
             "connection is gone, they leave the queue. 0 never checks: they are executed "
-            "although nobody takes the reply.",
+            "although no client takes the reply.",
         ),
     ]
     service_ttl_s: Annotated[

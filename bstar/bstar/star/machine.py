@@ -202,17 +202,17 @@ class StarMachine:
 
     @property
     def published_at(self) -> float:
-        """When this node last told its peer how it stands."""
+        """When this node last sent its peer its state."""
         return self.publisher.published_at
 
     def has_left(self, now: float) -> bool:
-        """After ``Leave``: True if the process may end, because the peer has taken over or cannot be told."""
+        """After ``Leave``: True if the process may end, if the peer has taken over or cannot be reached."""
         if self.state is State.ERROR:
             return True
         if not self.is_leaving:
             return False
-        is_told = not self.is_released or not self.peer.runs.is_native or self.peer.is_silent(now)
-        return self.publisher.is_mute or is_told
+        knows_peer = not self.is_released or not self.peer.runs.is_native or self.peer.is_silent(now)
+        return self.publisher.is_mute or knows_peer
 
     def retry_after_s(self, now: float) -> float | None:
         """How long until a client request could turn this node active: 0 at once, None not by a request."""
@@ -401,7 +401,7 @@ class StarMachine:
         if self.pause.is_on(now):
             why_not = "takeovers are paused"
         outputs: list[Output] = [*self.cut_off.heed(Evidence.of(message), why_not, now)]
-        if facts.nobody_served and facts.peer_ready:
+        if facts.no_client_served and facts.peer_ready:
             outputs += self._hand_over(Event.CLIENTS_CUT_OFF, facts, now)
         return outputs
 
@@ -632,7 +632,7 @@ class StarMachine:
                 "answered": is_answer and not (message.asks != 0 and peer_wins),
                 "peer_asking": message.asks != 0,
                 "peer_native": message.node is not None,
-                "nobody_served": (
+                "no_client_served": (
                     message.cut_off > 0
                     and not self.pause.is_on(now)
                     and not self.cut_off.why_stay(Evidence.of(message), now)

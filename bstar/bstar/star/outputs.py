@@ -296,7 +296,7 @@ class ArbiterLost(Alert, frozen=True, gc=False):
 
     def __str__(self) -> str:
         return (
-            f"arbiter has not answered for {self.silent_s:.3f} s: if the peer is lost as well, nobody serves"
+            f"arbiter has not answered for {self.silent_s:.3f} s: if the peer is lost as well, no node serves"
         )
 
 

@@ -36,7 +36,7 @@ class Questions:
     def __init__(self, node: str) -> None:
         self.asking = 0
         self.answers = 0
-        self.answers_told = 0  # the last that was published
+        self.answers_published = 0  # the last that was published
         # Tokens differ between runs as well, or the echo of an earlier run's question would answer ours.
         self.token = crc32(node.encode()) << 16
 
@@ -56,7 +56,7 @@ class Questions:
 
     def forget(self) -> None:
         """A new run of the peer has asked nothing. It does not know our question, which stays open."""
-        self.answers = self.answers_told = 0
+        self.answers = self.answers_published = 0
 
     def is_answered_by(self, message: PeerState) -> bool:
         """True if the message echoes our question."""
@@ -102,7 +102,7 @@ class Publisher:
     @property
     def is_answer_due(self) -> bool:
         """True if the peer waits for an unpublished answer or grant."""
-        return self._questions.answers != self._questions.answers_told or self.is_grant_due
+        return self._questions.answers != self._questions.answers_published or self.is_grant_due
 
     def publish(
         self, state: State, epoch: int, evidence: Evidence, now: float, *, is_released: bool, is_leaving: bool
@@ -112,7 +112,7 @@ class Publisher:
             return []
         self.published_at = now
         self.due_at = now + self._peer.pace.heartbeat_interval_s
-        self._questions.answers_told = self._questions.answers
+        self._questions.answers_published = self._questions.answers
         if state is State.PASSIVE and self._peer.state is State.PASSIVE and not self._peer.runs.is_native:
             # A published peer that is passive takes our PASSIVE for the end of the pair and exits. It can
             # neither answer nor be handed the role; left in silence, it takes over with the next vote.

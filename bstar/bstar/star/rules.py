@@ -219,7 +219,9 @@ class Guard(enum.Enum):
     PEER_WINS = "the peer's epoch is higher (equal or unknown: the peer is the primary)"
     PEER_DEAF = "the peer has gone on for a failover timeout although our epoch is higher"
     PEER_READY = "the peer was heard of late, is PASSIVE and speaks our dialect"
-    NOBODY_SERVED = "no client was served here in that time, and the role has settled since the last handover"
+    NO_CLIENT_SERVED = (
+        "no client was served here in that time, and the role has settled since the last handover"
+    )
     PEER_MAY_BE_ACTIVE = "the learned epoch is of the peer's parity and not the word of a PASSIVE peer itself"
     PEER_RELEASED = "the peer gave the role up, in an epoch above our own"
     RELEASED = "we gave the role up and the peer has not taken it yet"
@@ -254,7 +256,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     peer_wins: bool = False
     peer_deaf: bool = False
     peer_ready: bool = False
-    nobody_served: bool = False
+    no_client_served: bool = False
     peer_may_be_active: bool = False
     peer_released: bool = False
     released: bool = False
@@ -350,13 +352,13 @@ _RULES: tuple[Rule, ...] = (
         "Clients reach the peer and not us.",
         when.PEER_READY,
         then.RELEASE,
-        when.NOBODY_SERVED,
+        when.NO_CLIENT_SERVED,
     ),
     Rule(_ACTIVE, on.LEAVE, _PASSIVE, "This process is about to end.", effect=then.RELEASE),
     # If it was only a memory, the peer's answer, or its silence and a vote, brings us back above it.
     Rule(_ACTIVE, on.EPOCH_LEARNED, _PASSIVE, "The peer may serve.", when.PEER_MAY_BE_ACTIVE, then.ASK),
     # Workers obey the highest epoch they have seen; without this they would refuse us for ever.
-    Rule(_ACTIVE, on.EPOCH_LEARNED, _ACTIVE, "A higher epoch is remembered in which nobody serves."),
+    Rule(_ACTIVE, on.EPOCH_LEARNED, _ACTIVE, "A higher epoch is remembered in which no node serves."),
     # A newcomer with a wrong configuration must not end a healthy node; but two must not both serve.
     Rule(_ACTIVE, on.PEER_MISMATCH, _ERROR, "A stranger serves above us.", when.PEER_OUTRANKS, then.MISMATCH),
     # Of two nodes in one role, this one has no peer, and only this one can notice it.

@@ -26,7 +26,7 @@ class StarSettings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     (``failure_detector``); 0: the timeout is fixed. ``on_dual_active`` says what
     happens when both nodes turn out to be active: ``yield`` lets the one with the lower epoch step down,
     ``exit`` ends the process. ``on_clients_cut_off`` says what the active node does when clients reach its
-    peer and nobody reaches it: ``handover`` or ``stay``. ``arbiter`` names the third voter: a node serves
+    peer and none reaches it: ``handover`` or ``stay``. ``arbiter`` names the third voter: a node serves
     only with the peer's or the arbiter's confirmation. Both nodes must name the same one. Empty: none.
     ``fronts`` names what the node serves on sockets of their own. The peer compares it; it decides nothing.
     """

@@ -43,7 +43,7 @@ class TakeoverPause:
         return now < self.until
 
     def rest_s(self, now: float) -> float:
-        """For how long the pause goes on; 0 if there is none."""
+        """For how long the pause goes on, or 0."""
         return max(0.0, self.until - now)
 
     def order(self, for_s: float, why: str, now: float) -> list[PauseOutput]:

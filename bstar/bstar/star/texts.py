@@ -54,10 +54,10 @@ def fronts_apart(ours: StarSettings, theirs: frozenset[str]) -> str:
     """Which fronts only one of the two nodes serves, and what to do; empty if they serve the same."""
     own = frozenset(ours.fronts)
     alone = ((own - theirs, ours.role), (theirs - own, ours.role.peer))
-    told = [f"{', '.join(sorted(names))} on the {role.value} only" for names, role in alone if names]
-    if not told:
+    only = [f"{', '.join(sorted(names))} on the {role.value} only" for names, role in alone if names]
+    if not only:
         return ""
-    return f"fronts: {' and '.join(told)}: configure the same on both, or their peers lose service with it"
+    return f"fronts: {' and '.join(only)}: configure the same on both, or their peers lose service with it"
 
 
 def trouble(state: State, quorum: Quorum | None) -> str:

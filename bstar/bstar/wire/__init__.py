@@ -22,7 +22,7 @@ from bstar.wire.messages import Finals, FromPeer
 
 __all__ = ["CODECS", "BrokerCodec", "Dialect", "Envelope", "Frames", "decode"]
 
-# Indexed by Dialect's number; 0 is nobody's. STORE, the last one, has its mailbox at the broker.
+# Indexed by Dialect's number; 0 is unused. STORE, the last one, has its mailbox at the broker.
 CODECS: tuple[BrokerCodec, ...] = (MDP01, MDP01, MDP02, native_broker.CODEC, front.CODEC)
 
 _NO_ENVELOPE: Envelope = ()

@@ -20,7 +20,7 @@ HEADER = b"BSTA01"
 # Every version's header begins so.
 _FAMILY = b"BSTA"
 _DETAIL_BYTES_MAX = 1_024
-# What is longer is none of ours: libzmq hangs up.
+# A longer message is not ours: libzmq hangs up.
 MESSAGE_BYTES_MAX = 65_536
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]

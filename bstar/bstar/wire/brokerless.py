@@ -51,7 +51,7 @@ def encode_numbered(number: bytes, body: Frames) -> Frames:
 
 
 def decode_numbered(frames: Frames) -> tuple[bytes, Frames]:
-    """The sequence and the body of a request or a reply of model 2. RemoteProtocolError if it is none."""
+    """The sequence and the body of a request or a reply of model 2. RemoteProtocolError if it is invalid."""
     if len(frames) < 3 or frames[0]:
         raise RemoteProtocolError("server-frames", 'a server answers [""] [sequence] [body…]')
     return frames[1], frames[2:]
@@ -66,7 +66,7 @@ def encode_controlled(control: bytes, body: Frames) -> Frames:
 def decode_controlled(frames: Frames) -> tuple[bytes, Frames]:
     """The control frame and the body of a request or a reply of model 3, of PONG its frame and no body.
 
-    RemoteProtocolError if it is none of them.
+    RemoteProtocolError if it is invalid.
     """
     if len(frames) < 2 and frames != [PONG]:
         raise RemoteProtocolError("server-frames", 'a server answers [control] [body…] or ["PONG"]')
@@ -76,7 +76,7 @@ def decode_controlled(frames: Frames) -> tuple[bytes, Frames]:
 def read_request(frames: Frames, models: Collection[int]) -> tuple[Frames, Frames]:
     """The frames that stand before the reply, and the request's body; of a PING ``["PONG"]`` and no body.
 
-    ``models`` are those that the server serves; they are told apart by their frames. ``["PING"]`` alone is a
+    ``models`` are those that the server serves; their frames differ. ``["PING"]`` alone is a
     ping (FLP-R-01). After an empty frame, one frame is the body of model 1; of two or more the first is the
     sequence of model 2. Anything else is a control frame and the body of model 3. Where a model is not
     served, its frames belong to the one that is next like it: without model 2, every body after an empty

@@ -32,5 +32,5 @@ def read_declined(text: bytes) -> tuple[str, str] | None:
 
 
 def data_behind(frames: list[bytes]) -> bytes:
-    """The data behind the text, unread; nothing if there is none or too much."""
+    """The data behind the text, unread; empty if it is missing or too large."""
     return bytes(frames[0]) if frames and len(frames[0]) <= DECLINED_DATA_BYTES_MAX else b""

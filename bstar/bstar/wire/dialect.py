@@ -49,8 +49,8 @@ class ClientCodec(Protocol):
     label: str
     # True if a client of this dialect takes PARTIALs. (A REQ client takes one reply and loses the rest.)
     is_streaming: bool
-    # True if it has NOT_ACTIVE: a client is told that the node stops serving.
-    is_told: bool
+    # True if it has NOT_ACTIVE: a client learns that the node stops serving.
+    gets_not_active: bool
 
     def partial(
         self, asker: Asker, service: bytes, epoch: int, index: int, body: Frames, header: bytes

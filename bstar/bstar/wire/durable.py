@@ -143,9 +143,9 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Standing(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What is known of a request. Times are Unix milliseconds, 0 where there is none. ``last_ms`` is the last
-    time for which a schedule made a request. ``progress``: what a handler that runs has reported last at the
-    node that answers; no disk has it.
+    """What is known of a request. Times are Unix milliseconds, or 0. ``last_ms`` is the last time for which a
+    schedule made a request. ``progress``: what a handler that runs has reported last at the node that
+    answers; no disk has it.
     """
 
     id: _Id
@@ -202,7 +202,7 @@ def encode(message: Submit | Schedule | Receipt | Fetch | Standing | Filter | Li
 
 
 def decode(frame: bytes, kind: type[T]) -> T:
-    """Read one frame as a message of this kind. RemoteProtocolError if it is none."""
+    """Read one frame as a message of this kind. RemoteProtocolError if it is invalid."""
     try:
         message = _DECODERS[kind](frame)  # type: ignore[index]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -2,7 +2,7 @@
 
 Each message has the frames ``[] [eMQP/1.0] [COMMAND] [msgid] [argument…]`` (EMQ-G-01). ``decode`` reads them
 to one frozen struct, ``encode`` writes them; routing ids stay with the caller. ``encode(decode(frames))``
-gives equal frames, except for the order of headers, spaces in JSON, and arguments that nobody reads.
+gives equal frames, except for the order of headers, spaces in JSON, and unused arguments.
 
     struct          COMMAND                 direction                arguments
     Inform          INFORM                  manager, scheduler → R   [JSON queues or empty] [worker|scheduler]
@@ -183,7 +183,7 @@ def encode_publication(message: Publish) -> Frames:
 
 
 def decode_publication(frames: Sequence[bytes]) -> tuple[bytes, bytes]:
-    """Topic and message of a publication; RemoteProtocolError if it is none."""
+    """Topic and message of a publication; RemoteProtocolError if it is invalid."""
     if len(frames) != 2:
         raise RemoteProtocolError("frames", f"a publication has 2 frames, this one {len(frames)}")
     return frames[0], frames[1]
@@ -355,8 +355,8 @@ def _arguments(message: Message, *, is_published: bool) -> Frames:
         case Request(_, queue, job, headers):
             arguments = [queue.encode(), headers.text().encode(), job]
         case Reply(_, about, value):
-            told = [] if value is None else [value]
-            arguments = [*told, about] if is_published or value is None else told
+            values = [] if value is None else [value]
+            arguments = [*values, about] if is_published or value is None else values
         case Heartbeat(_, time_s):
             arguments = [repr(time_s).encode()]
         case Schedule(_, queue, job, headers, interval_s, cron):

@@ -1,6 +1,6 @@
 """What EventMQ's frames carry: the headers of a request, the call of a job, its result. Pure.
 
-    headers  ``reply-requested,timeout:30``                                    text, empty if there are none
+    headers  ``reply-requested,timeout:30``                                    text, may be empty
     job      ``["run", {"path": "pkg.mod:Class", "callable": "name", "args": [], "kwargs": {}, …}]``    JSON
     result   ``{"value": …}``                                                                           JSON
 

@@ -145,7 +145,7 @@ class ShowSchedulers(msgspec.Struct, frozen=True, gc=False):
 
 
 class Hello(msgspec.Struct, frozen=True, gc=False):
-    """An admin has connected. Nobody answers it."""
+    """An admin has connected. It gets no answer."""
 
     msgid: bytes
 

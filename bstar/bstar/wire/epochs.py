@@ -2,7 +2,7 @@
 
 An epoch is a claim until a node has activated above it. An honest claim is near: a pair that activates once a
 second needs 136 years for 2^32 epochs. A claim that is far away comes from a liar or from a damaged file.
-Nobody follows it upwards, and a peer that remembers one follows the active node back down.
+No process follows it upwards, and a peer that remembers one follows the active node back down.
 
 The numbers last (docs/adr/0013). A worker's claims raise a node's epoch by ``EPOCH_STEP_MAX`` in
 ``EPOCH_REFILL_S`` at most, that is 2^26 a second: 2^62 / 2^26 s = 2^36 s, or 2,177 years. State messages

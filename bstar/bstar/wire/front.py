@@ -97,7 +97,7 @@ class FrontCodec:
     label = "front"
     is_streaming = False
     # A request at a worker is answered when the worker answers, as with plain MDP.
-    is_told = False
+    gets_not_active = False
 
     def request(
         self,

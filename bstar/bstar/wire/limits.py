@@ -53,7 +53,7 @@ BATCH_BYTES_MAX = 1 << 20
 BATCHED_BODY_BYTES_MAX = 16_384
 
 # Turns in a row of clients that had nothing waiting, in a queue of the broker or of a worker. Then one of the
-# others is next, so nobody starves (BSN-B-19, BSN-W-11).
+# others is next, so no client starves (BSN-B-19, BSN-W-11).
 FRESH_IN_A_ROW_MAX = 15
 
 # Requests that one worker may hold at once.
@@ -62,7 +62,7 @@ CREDIT_MAX = 65_535
 # The largest time to live that its field of 4 bytes holds: 49 days.
 TTL_MS_MAX = 0xFFFF_FFFF
 
-# Seconds between heartbeats. Below 10 ms the scheduler of an ordinary machine is louder; above 30 s nobody
-# calls the pair available.
+# Seconds between heartbeats. Below 10 ms the scheduler of an ordinary machine is louder; above 30 s the
+# pair is not available in any useful sense.
 HEARTBEAT_S_MIN = 0.01
 HEARTBEAT_S_MAX = 30.0

@@ -64,7 +64,7 @@ class WorkerCommand(msgspec.Struct, frozen=True, gc=False):
 class Mdp:
     """One version of Majordomo. To a broker it is a ``BrokerCodec``; its frames are in the module's table."""
 
-    is_told = False
+    gets_not_active = False
 
     def __init__(self, dialect: Dialect, *, is_streaming: bool) -> None:
         self.dialect = dialect

@@ -290,7 +290,7 @@ def encode_requests(
 
 
 def encode_cancel(identity: bytes, epoch: int) -> Frames:
-    """``[header 10]``: nobody waits for the request any more, from a client to its node and from there to the
+    """``[header 10]``: the client has given the request up, from a client to its node and from there to the
     worker that holds it (BSN-B-28).
     """
     return [pack_header(0xB5, 0x01, CANCEL, 0, identity, epoch, 0, 0)]

@@ -98,7 +98,7 @@ def _read_requests(frames: Frames, fields: native.Fields, service: bytes) -> Req
     _, _, _, flags, ident, epoch, _, _ = fields
     _check_service(len(service))
     if ident[:16] == _NO_CLIENT:
-        raise RemoteProtocolError("identity", "a batch names its client; 16 zero bytes name nobody")
+        raise RemoteProtocolError("identity", "a batch names its client; 16 zero bytes name no client")
     numbers, ttls_ms, lengths, is_extended = request_rows(frames, 2)
     return Requests(
         frames[0],
@@ -218,7 +218,7 @@ class NativeCodec:
     dialect = Dialect.NATIVE
     label = "native"
     is_streaming = True
-    is_told = True
+    gets_not_active = True
 
     def request(
         self,
@@ -251,7 +251,7 @@ class NativeCodec:
         return [to, head, table, blob]
 
     def cancel(self, to: bytes, identity: bytes, epoch: int) -> Frames:
-        """Tell a worker that nobody waits for this request: ``[header]``"""
+        """Tell a worker that no client waits for this request: ``[header]``"""
         return [to, *native.encode_cancel(identity, epoch)]
 
     def welcome(

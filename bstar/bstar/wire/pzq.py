@@ -98,7 +98,7 @@ def figures(values: Mapping[str, int]) -> bytes:
 
 
 def read_figures(frame: bytes) -> dict[str, int]:
-    """The figures in an answer to MONITOR. RemoteProtocolError if a line is none."""
+    """The figures in an answer to MONITOR. RemoteProtocolError if a line is invalid."""
     found: dict[str, int] = {}
     for line in frame.decode("utf-8", "replace").splitlines():
         name, _, value = line.partition(": ")

@@ -191,8 +191,8 @@ def bench(
 
     Ctrl-C ends the turn that runs and prints what was measured so far.
 
-    Exit codes: 0 every request was answered; 1 some were not, or a process failed; 2 wrong usage; 3 nobody
-    answers, or 4 nobody did in time; 130 interrupted.
+    Exit codes: 0 every request was answered; 1 some were not, or a process failed; 2 wrong usage; 3 no
+    worker answers, or 4 none did in time; 130 interrupted.
 
     Examples:
 

@@ -20,7 +20,7 @@ from bstar_cli.bench.plan import EchoPlan
 from bstar_client import AsyncWorker, Request, Worker, WorkerHooks
 
 
-class _Told(WorkerHooks):
+class _Hooks(WorkerHooks):
     def registered(self, worker: Worker, endpoint: str) -> None:
         print("ready", flush=True)
 
@@ -35,7 +35,7 @@ def main(text: str) -> None:
         "dialect": plan.dialect,
         "credit": plan.credit,
         "drain_timeout_s": 0.5,
-        "hooks": _Told(),
+        "hooks": _Hooks(),
         "security": Security.from_environment(),
     }
     if plan.kind == "sync":

@@ -145,7 +145,7 @@ class Stage:
         for client, line in self._said(waiting, limit_s=limit_s, what="a client did not become ready"):
             message = _decode(line)
             if isinstance(message, Trouble):
-                raise BenchError(_nobody(side, jobs, message), message.code)
+                raise BenchError(_no_answer(side, jobs, message), message.code)
             if isinstance(message, Ready):
                 waiting.remove(client)
 
@@ -181,16 +181,16 @@ class Stage:
     ) -> Iterator[tuple[_Child, bytes]]:
         """Lines of these children, until the caller has taken all of them from ``waiting``."""
         until = None if limit_s is None else time.monotonic() + limit_s
-        is_told = False
+        is_stop_sent = False
         with selectors.DefaultSelector() as selector:
             for child in waiting:
                 assert child.process.stdout is not None
                 selector.register(child.process.stdout, selectors.EVENT_READ, child)
             while waiting:
-                if self._is_stopped() and not is_told:
+                if self._is_stopped() and not is_stop_sent:
                     if until is not None:
                         raise KeyboardInterrupt
-                    is_told = True
+                    is_stop_sent = True
                     for child in waiting:
                         child.tell(Stop())
                 if until is not None and time.monotonic() > until:
@@ -200,10 +200,10 @@ class Stage:
                         yield key.data, line
 
 
-def _nobody(side: Side, jobs: Sequence[Job], trouble: Trouble) -> str:
+def _no_answer(side: Side, jobs: Sequence[Job], trouble: Trouble) -> str:
     services = ", ".join(sorted({job.service for job in jobs}))
     return (
-        f"nobody answers {services} at {', '.join(side.endpoints)}: {trouble.error}: {trouble.text}\n"
+        f"no worker answers {services} at {', '.join(side.endpoints)}: {trouble.error}: {trouble.text}\n"
         "bstar bench needs nodes (bstar status) and a worker that answers (bstar worker --service NAME); "
         "--echo 1 starts one"
     )

@@ -252,7 +252,7 @@ def incidents(
 
     Durations count from when it happened. UNKNOWN is how many requests' outcome their client never learned.
 
-    Exit codes: 0 listed, even if there are none; 2 wrong usage; 5 a table cannot be read, or Spark failed;
+    Exit codes: 0 listed, even if the list is empty; 2 wrong usage; 5 a table cannot be read, or Spark failed;
     130 interrupted.
 
     Examples:

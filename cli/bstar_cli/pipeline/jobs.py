@@ -89,7 +89,7 @@ def run(
     if as_json:
         print_json({**dataclasses.asdict(summary), "verdict": summary.verdict})
         return
-    told = [
+    rows = [
         ("tables", summary.root),
         ("new files read", f"{summary.read:,}"),
         ("made anew", ", ".join(f"{day} {pair}" for day, pair in summary.made) or "nothing"),
@@ -105,7 +105,7 @@ def run(
         ("engine", f"{summary.engine}: {summary.version}"),
         ("took", f"{summary.took_s:.1f} s"),
     ]
-    print_table(["", ""], told)
+    print_table(["", ""], rows)
     print_table(["step", "seconds"], [(text, f"{took_s:.1f}") for text, took_s in summary.steps], right=(1,))
     talk = Console(stderr=True, soft_wrap=True)
     talk.print(sentence(f"next: bstar pipeline report {summary.root} --out report.html"))

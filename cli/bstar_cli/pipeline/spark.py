@@ -73,8 +73,8 @@ class SparkOptions:
     @property
     def is_chosen(self) -> bool:
         """Whether anything was said about Spark; spark-submit does so by the environment."""
-        told = self.master or self.remote or self.conf or self.engine == "spark"
-        return bool(told or os.environ.keys() & _SPARKS)
+        given = self.master or self.remote or self.conf or self.engine == "spark"
+        return bool(given or os.environ.keys() & _SPARKS)
 
     @contextmanager
     def session(
@@ -90,10 +90,10 @@ class SparkOptions:
                 is_for_spark = self.is_for_spark(amount)
                 from bstar_pipeline.console import local_session, session
             except ModuleNotFoundError as error:
-                told = missing_spark(error)
-                if told is None:
+                given = missing_spark(error)
+                if given is None:
                     raise
-                raise told from error
+                raise given from error
             name = f"bstar pipeline {what}"
             if is_for_spark:
                 found = amount()
@@ -200,14 +200,14 @@ def time_of(option: str, text: str | None) -> int | None:
     if text is None:
         return None
     try:
-        told = dt.datetime.fromisoformat(text)
+        given = dt.datetime.fromisoformat(text)
     except ValueError as error:
         raise ConfigurationError(
             f"{option} {text}: write a time like 2026-11-21T08:00 or 2026-11-21T09:00+01:00"
         ) from error
-    if told.tzinfo is None:
-        told = told.replace(tzinfo=dt.UTC)
-    return round(told.timestamp() * 1e6)
+    if given.tzinfo is None:
+        given = given.replace(tzinfo=dt.UTC)
+    return round(given.timestamp() * 1e6)
 
 
 def say(text: str, style: str = "") -> None:

@@ -29,7 +29,7 @@ def watch(
     between. Killed at any moment, it goes on when it is started again. Ctrl-C or SIGTERM ends it after the
     look under way, a second one at once.
 
-    Exit codes: 0 ended as told; 2 wrong usage, or no journal; 5 Spark failed; 130 interrupted at once.
+    Exit codes: 0 ended by a signal; 2 wrong usage, or no journal; 5 Spark failed; 130 interrupted at once.
 
     Examples:
 

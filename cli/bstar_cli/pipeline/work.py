@@ -18,7 +18,7 @@ def tables(
 
     Needs no Spark. Each file of a table is of one day (UTC) and pair.
 
-    Exit codes: 0 told; 2 there is no such table.
+    Exit codes: 0 printed; 2 there is no such table.
 
     Examples:
 

@@ -15,7 +15,7 @@ from bstar_client.core.outputs import ClientCore
 class ClientLoop:
     """One client at work. Made and used in the thread of ``event_loop``.
 
-    ConfigurationError if an endpoint is none or the journal cannot be written.
+    ConfigurationError if an endpoint is invalid or the journal cannot be written.
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class ClientLoop:
     ) -> None:
         self.event_loop = asyncio.get_running_loop()
         self.is_closed = False
-        # A client that nobody closed lives while its event loop watches its sockets.
+        # A client that was not closed lives while its event loop watches its sockets.
         self._client = client
         self._core = core
         self._delivery = delivery

@@ -245,8 +245,8 @@ class DurableCalls(Client, ABC):
             frame = polls.frame(clock())
             limit_s = None if patience_s is None else patience_s + polls.poll_s
             try:
-                told = await self._ask(Ask(frame, None, limit_s, Service.RESULT.value), pair=pair)
-                found = polls.read(told)
+                received = await self._ask(Ask(frame, None, limit_s, Service.RESULT.value), pair=pair)
+                found = polls.read(received)
             except (BusyError, CallTimeoutError):
                 if polls.is_over(clock()):
                     raise

@@ -25,7 +25,7 @@ class Answer:
         self.future: asyncio.Future[Outcome] = loop.create_future()
 
     def put(self, outcomes: tuple[Outcome, ...]) -> None:
-        """Set the outcome. A second one, or one that nobody waits for, is dropped."""
+        """Set the outcome. A second one, or one without a waiting call, is dropped."""
         if not self.future.done():
             self.future.set_result(outcomes[0])
 
@@ -92,7 +92,7 @@ class Source:
         self._task: asyncio.Future[Asked] | None = None
 
     def pull(self) -> list[Asked]:
-        """The next body; empty if it is not there yet or there is none. Raises what the iterable raised."""
+        """The next body; empty if it is not there yet, or at the end. Raises what the iterable raised."""
         if self.is_exhausted:
             return []
         try:

@@ -45,12 +45,12 @@ class LinkLoop:
         self._is_closed = False
 
     def guard(self, owner: object, name: str) -> None:
-        """Close everything if nobody does until ``owner`` is collected."""
+        """Close everything when ``owner`` is collected, unless it was closed before."""
         remedy = "use it in 'async with', or await close() before its event loop ends"
         self._guard = guard(owner, name, remedy, self.holdings.end)
 
     def start(self) -> None:
-        """Open every link. ConfigurationError if an endpoint is none."""
+        """Open every link. ConfigurationError if an endpoint is invalid."""
         self.links.open_all()
         self.soon()
 

@@ -162,7 +162,7 @@ class WorkerLoop(Dispatcher):
         return True
 
     def _forget(self, store: ReplyStore, job: Job, beginning: "asyncio.Future[list[bytes] | None]") -> None:
-        """Nobody executes the request any more: undo the store's "execute it"."""
+        """The request will not be executed: undo the store's "execute it"."""
         if not beginning.cancelled() and beginning.exception() is None and beginning.result() is None:
             beginning.get_loop().run_in_executor(None, drop, store, self.settings.service, job)
 
@@ -199,7 +199,7 @@ class WorkerLoop(Dispatcher):
             async for part in parts:
                 body = to_reply(part, self.settings.link.message_bytes_max)
                 if job.is_ended:
-                    return  # nobody waits for the rest
+                    return  # no caller waits for the rest
                 self._post((job, body, "partial"))
                 await self._link_loop.room()
         finally:

@@ -54,7 +54,7 @@ def to_frames(body: object) -> list[bytes]:
 def to_reply(answer: object, bytes_max: int) -> list[bytes]:
     """A handler's result as frames; None is one empty frame. ``bytes_max`` bounds the message."""
     if isinstance(answer, Coroutine):
-        answer.close()  # otherwise Python warns that nobody awaited it
+        answer.close()  # otherwise Python warns that it was never awaited
         raise TypeError("the handler returned a coroutine: use AsyncWorker")
     frames = [b""] if answer is None else to_frames(answer)
     if sum(map(len, frames)) > bytes_max - REPLY_HEAD_BYTES:

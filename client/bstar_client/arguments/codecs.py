@@ -125,8 +125,8 @@ def _strangers(info: Any, seen: set[int], custom: Any) -> set[type]:
 
 def codec_of(headers: Mapping[str, str]) -> Codec | None:
     """The codec of a body with these headers; None for another content type."""
-    told = headers.get(CONTENT_TYPE)
-    return "json" if told is None else _CODECS.get(told.partition(";")[0].strip().lower())
+    content_type = headers.get(CONTENT_TYPE)
+    return "json" if content_type is None else _CODECS.get(content_type.partition(";")[0].strip().lower())
 
 
 def name_of(kind: object) -> str:

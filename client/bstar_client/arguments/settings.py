@@ -1,4 +1,4 @@
-"""What a client was told, as one frozen object, and the socket options that it may change."""
+"""A client's settings, as one frozen object, and the socket options that it may change."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -51,7 +51,7 @@ class LinkSettings(msgspec.Struct, frozen=True):
 
 
 def secured(link: LinkSettings, security: Security | None) -> LinkSettings:
-    """The same with CURVE. TypeError if ``security`` is none."""
+    """The same with CURVE. TypeError if ``security`` is of another type."""
     if security is None:
         return link
     if not isinstance(security, Security):

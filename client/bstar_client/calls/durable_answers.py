@@ -71,7 +71,7 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
     ``state``: ``"pending"``, ``"answered"``, ``"dead"``, ``"cancelled"``, ``"scheduled"``, or ``"unknown"``
     if the store does not have it. ``attempts`` counts those that have ended. ``cause`` of a dead letter:
     ``"failed"``, ``"declined"`` (for ``code``), ``"poison"``, ``"expired"`` or ``"rejected"``; ``text`` is
-    what the last attempt said. Times are Unix seconds, None where there is none; ``due_at`` is the time of
+    what the last attempt said. Times are Unix seconds, or None; ``due_at`` is the time of
     the next attempt, or the next one of a schedule, ``last_at`` the last for which a schedule made a request.
     ``frames`` and ``body``: what was submitted, if asked for with ``bodies=True``. ``progress``: what
     the handler that runs has reported last; None if it has not, or not since the node that answers serves.
@@ -114,12 +114,12 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 def to_id(request_id: object) -> bytes:
-    """The bytes of an id. TypeError or LocalProtocolError if it is none."""
+    """The bytes of an id. TypeError or LocalProtocolError if it is invalid."""
     if not isinstance(request_id, str):
         raise TypeError(f"an id is the text that submit returned, not {type(request_id).__name__}")
     if _ID.fullmatch(request_id) is None:
         raise LocalProtocolError(
-            f'an id has 32 hexadecimal digits, as submit returned it; this is none: "{printable(request_id)}"'
+            f'an id has 32 hexadecimal digits, as submit returned it, not "{printable(request_id)}"'
         )
     return bytes.fromhex(request_id)
 

@@ -201,7 +201,7 @@ class Requests:
         return make
 
     def store_pair(self, service: str | bytes | None) -> int:
-        """The pair that stores the requests to a service. LocalProtocolError if that cannot be told."""
+        """The pair that stores the requests to a service. LocalProtocolError if that is unknown."""
         if not self._is_native:
             raise LocalProtocolError("plain MDP/0.2 has no durable requests: use the native dialect")
         if not self._is_fleet:

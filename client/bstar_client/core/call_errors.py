@@ -40,7 +40,7 @@ def _service(call: Call) -> str:
 
 
 def _operation(call: Call) -> str:
-    """RemoteProtocolError or IndexError if it is none of our clients'."""
+    """RemoteProtocolError or IndexError if it did not come from one of our clients."""
     frame, verb = call.body[0], printable(call.service.removeprefix(durable.PREFIX))
     if call.service in _SUBMITS:
         read = durable.decode(frame, _SUBMITS[call.service])
@@ -135,7 +135,7 @@ def too_late(call: Call, now: float) -> CallTimeoutError | BusyError:
 
 
 def broken(call: Call, text: str) -> OutcomeUnknownError | StreamInterruptedError:
-    """The attempt is lost, and nobody knows whether it was executed."""
+    """The attempt is lost, and it is unknown whether it was executed."""
     if call.is_stream and call.partials_count:
         return StreamInterruptedError(f"{text}; {call.partials_count} PARTIAL(s) had been delivered")
     return OutcomeUnknownError(text)

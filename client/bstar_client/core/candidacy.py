@@ -48,7 +48,7 @@ class Candidacy:
         self._vote_by = math.inf
 
     def hear(self, status: NodeStatus, now: float) -> None:
-        """The node told its status."""
+        """The node sent its status."""
         if status.state == ACTIVE:
             self._refusals = 0
             self._rests_until = 0.0

@@ -55,7 +55,7 @@ class FleetSession:
         """Begin the pair's session and connect to its nodes."""
         assert self._sessions[pair] is None, "the session has begun already"
         self._sessions[pair] = self._begin(pair, now, self.counters)
-        return self._told(pair, [Reset(node) for node in range(self._pair_of.count(pair))])
+        return self._renumbered(pair, [Reset(node) for node in range(self._pair_of.count(pair))])
 
     def submit(self, call: Call, now: float) -> list[Output]:
         """Begin a call at its pair."""
@@ -78,39 +78,39 @@ class FleetSession:
                     outputs += [Fail(call, ClosedError(text)) for call in waiting]
                     continue
                 outputs += self.open(pair, now)
-            outputs += self._told(pair, self._of(pair).submit_all(of_pair, now))
+            outputs += self._renumbered(pair, self._of(pair).submit_all(of_pair, now))
         return outputs
 
     def abandon(self, call: Call, now: float) -> list[Output]:
-        """Nobody waits for this call any more."""
+        """No caller waits for this call any more."""
         if self._sessions[call.pair] is None:
             call.is_done = True  # its turn will come, and nothing will be done
             return []
-        return self._told(call.pair, self._of(call.pair).abandon(call, now))
+        return self._renumbered(call.pair, self._of(call.pair).abandon(call, now))
 
     def connected(self, node: int, now: float) -> list[Output]:
         """The connection to a node is ready for messages."""
         pair = self._pair_of[node]
-        return self._told(pair, self._of(pair).connected(node - self._first[pair], now))
+        return self._renumbered(pair, self._of(pair).connected(node - self._first[pair], now))
 
     def disconnected(self, node: int, now: float, *, is_untrusted: bool = False) -> list[Output]:
         """The connection to a node broke, or an attempt to connect failed."""
         pair = self._pair_of[node]
-        return self._told(
+        return self._renumbered(
             pair, self._of(pair).disconnected(node - self._first[pair], now, is_untrusted=is_untrusted)
         )
 
     def receive(self, node: int, frames: list[bytes], now: float) -> list[Output]:
         """A message came from a node."""
         pair = self._pair_of[node]
-        return self._told(pair, self._of(pair).receive(node - self._first[pair], frames, now))
+        return self._renumbered(pair, self._of(pair).receive(node - self._first[pair], frames, now))
 
     def handle_timer(self, now: float) -> list[Output]:
         """A deadline passed."""
         outputs: list[Output] = []
         for pair, due in enumerate(self._due):
             if due <= now:
-                outputs += self._told(pair, self._of(pair).handle_timer(now))
+                outputs += self._renumbered(pair, self._of(pair).handle_timer(now))
         return outputs
 
     def next_deadline(self) -> float | None:
@@ -127,7 +127,7 @@ class FleetSession:
         for pair, session in enumerate(self._sessions):
             if session is not None:
                 opened: list[Output] = [Reset(node) for node in range(self._pair_of.count(pair))]
-                outputs += self._told(pair, opened + session.restart(of_pairs.get(pair, ()), now))
+                outputs += self._renumbered(pair, opened + session.restart(of_pairs.get(pair, ()), now))
         return outputs
 
     def close(self, now: float) -> list[Output]:
@@ -136,15 +136,15 @@ class FleetSession:
         outputs: list[Output] = []
         for pair, session in enumerate(self._sessions):
             if session is not None:
-                outputs += self._told(pair, session.close(now))
+                outputs += self._renumbered(pair, session.close(now))
         return outputs
 
     def _of(self, pair: int) -> Session | Mdp02Session:
         session = self._sessions[pair]
-        assert session is not None, "nothing comes from nodes that nobody has connected to"
+        assert session is not None, "nothing comes from nodes without a connection"
         return session
 
-    def _told(self, pair: int, outputs: list[Output]) -> list[Output]:
+    def _renumbered(self, pair: int, outputs: list[Output]) -> list[Output]:
         """The pair's session has changed: note its next deadline, and number its nodes through."""
         due = self._of(pair).next_deadline()
         self._due[pair] = math.inf if due is None else due

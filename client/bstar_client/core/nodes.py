@@ -95,22 +95,22 @@ class Node(Endpoint):
 
     @property
     def takes_batches(self) -> bool:
-        """True if it has told that it reads REQUESTS."""
+        """True if it has said that it reads REQUESTS."""
         return self.status is not None and self.status.takes_batches
 
     @property
     def takes_extended(self) -> bool:
-        """True if it has told that it reads rows with extensions."""
+        """True if it has said that it reads rows with extensions."""
         return self.status is not None and self.status.takes_extended
 
     @property
     def takes_cancels(self) -> bool:
-        """True if it has told that it reads CANCEL."""
+        """True if it has said that it reads CANCEL."""
         return self.status is not None and self.status.takes_cancels
 
     @property
     def obeys_once(self) -> bool:
-        """True if it has told that it dispatches a request with ONCE at most once."""
+        """True if it has said that it dispatches a request with ONCE at most once."""
         return self.status is not None and self.status.obeys_once
 
     def forget(self) -> None:
@@ -128,7 +128,7 @@ class Node(Endpoint):
         self.is_active = False
 
     def hear(self, status: NodeStatus, now: float) -> None:
-        """Take the status that the node told."""
+        """Take the status that the node sent."""
         self.status = status
         self.is_active = status.state == ACTIVE
         if self.is_active:
@@ -198,7 +198,7 @@ class Nodes:
             node.forget()
 
     def take_epoch(self, epoch: int) -> None:
-        """PINGs carry the highest epoch that a node has told."""
+        """PINGs carry the highest epoch that a node has sent."""
         self._ping = native.encode_ping(epoch=epoch)
 
     def take_timing(self, status: NodeStatus) -> None:
@@ -282,7 +282,7 @@ class Nodes:
         return best
 
     def find_candidate(self, now: float) -> tuple[Node | None, float]:
-        """The first node that a request could make active; if there is none, when to look again.
+        """The first node that a request could make active; otherwise when to look again.
 
         The search waits a while for an earlier node in the list (the primary), so that a client does not
         promote a backup.

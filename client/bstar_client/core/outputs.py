@@ -78,7 +78,7 @@ class ClientCore(Protocol):
         ...
 
     def abandon(self, call: Call, now: float) -> list[Output]:
-        """Nobody waits for this call any more. ``submit`` ignores it, should it come later."""
+        """No caller waits for this call any more. ``submit`` ignores it, should it come later."""
         ...
 
     def connected(self, node: int, now: float) -> list[Output]:

@@ -28,7 +28,7 @@ _log = logging.getLogger("bstar.emq")
 
 # A subscriber that reads slower than this many messages behind loses the next ones.
 _QUEUE_MESSAGES = 10_000
-# Subscriptions are prefixes of topics; a longer one is none of ours.
+# Subscriptions are prefixes of topics; a longer one is not ours.
 _SUBSCRIPTION_BYTES_MAX = 65_536
 _LINGER_MS = 500
 _CONNECT_MS = 5_000
@@ -156,7 +156,7 @@ class EmqPublisher(Closing):
         self._is_connected = False
 
     def publish(self, topic: str, value: object) -> None:
-        """Send PUBLISH with ``value`` as JSON. TypeError or ValueError if it is none."""
+        """Send PUBLISH with ``value`` as JSON. TypeError or ValueError if JSON cannot hold it."""
         message = emq.Publish(new_id(), topic.encode(), json.dumps(value, allow_nan=False).encode())
         self._note_connection()
         if not self._is_connected:
@@ -170,6 +170,6 @@ class EmqPublisher(Closing):
         self._context.term()
 
     def _note_connection(self) -> None:
-        """Read what the monitor tells, and wait for a connection if there is none."""
+        """Read what the monitor tells, and wait for a connection."""
         while self._dealer.monitor.poll(0 if self._is_connected else _CONNECT_MS):
             self._is_connected = self._dealer.connection() is True

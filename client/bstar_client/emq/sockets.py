@@ -105,7 +105,7 @@ class Dealer(Closing):
         return True
 
     def receive(self) -> list[bytes] | None:
-        """The next message, None if there is none."""
+        """The next message, or None."""
         try:
             return receive(self.socket)
         except zmq.Again:

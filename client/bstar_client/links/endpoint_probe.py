@@ -80,7 +80,7 @@ def look(endpoints: Iterable[str], *, has_keys: bool) -> dict[str, str]:
 
 
 def is_elsewhere(what: str) -> bool:
-    """True if these words of ``look`` say that the endpoint is none of a node's for clients."""
+    """True if these words of ``look`` say that the endpoint is not a node's for clients."""
     return what.startswith(_ELSEWHERE)
 
 
@@ -108,7 +108,7 @@ def _probe(endpoint: str, has_keys: bool) -> "Future[str]":
             if now < begun_at + (_KEPT_S if probe.done() else _HANGS_S):
                 return probe
         probe = Future()
-        probe.set_running_or_notify_cancel()  # so that nobody who waits can cancel it
+        probe.set_running_or_notify_cancel()  # so that no waiting task can cancel it
         if len(_kept) >= _KEPT_MAX:
             _kept.clear()
         _kept[key] = now, probe

@@ -5,7 +5,7 @@ a connection that may never come. With it, libzmq drops what the socket has not 
 breaks. If the socket refuses a message although the connection is up, the message
 waits in ``backlog`` until there is room. This keeps the order.
 
-Each connection has a routing id of its own that nobody can guess. With keys a ROUTER ignores a connection
+Each connection has an unguessable routing id of its own. With keys a ROUTER ignores a connection
 with the routing id of one that it has not found dead, and libzmq connects again with the same one. So a link
 connects again by itself after its connection has broken (docs/adr/0021-principals.md).
 """
@@ -45,8 +45,8 @@ _EVENTS = (
 class Link:
     """A DEALER and its monitor. Only the thread that owns it may call it.
 
-    ``is_refused``: the last attempt to connect was refused, because nobody listened. A broken connection or a
-    slow handshake does not count.
+    ``is_refused``: the last attempt to connect was refused, because no process listened. A broken connection
+    or a slow handshake does not count.
     ``is_reached``: somebody accepted the connection; its handshake may be under way.
     ``is_untrusted``: the last handshake failed, as if one side does not accept the other's key.
     ``last_words``: the messages that ``changes`` found unread when the connection broke.
@@ -79,7 +79,7 @@ class Link:
         self._connector: Connector | None = None
 
     def open(self) -> None:
-        """Make a new socket and start connecting; ZMQError if the endpoint is none."""
+        """Make a new socket and start connecting; ZMQError if the endpoint is invalid."""
         assert self.socket is None, "the link is open already"
         settings = self._settings
         socket = self._new_socket()
@@ -102,7 +102,7 @@ class Link:
             raise
 
     def connect(self) -> None:
-        """Connect, or connect anew, with a new routing id. ZMQError if the endpoint is none."""
+        """Connect, or connect anew, with a new routing id. ZMQError if the endpoint is invalid."""
         if self.socket is not None and self._connector is not None:
             if not self._connector.is_connecting:
                 self.changes()  # forget the last events of the ended connection
@@ -116,7 +116,7 @@ class Link:
         self._end_keepalive()
         socket = self._new_socket()
         socket.setsockopt(zmq.ROUTING_ID, routing_id)
-        # The broker sends probes; nobody reads them.
+        # The broker sends probes; they are not read.
         socket.setsockopt(zmq.CONFLATE, 1)
         socket.setsockopt(zmq.HEARTBEAT_IVL, interval_ms)
         socket.setsockopt(zmq.HEARTBEAT_TTL, ttl_ms)

@@ -95,7 +95,7 @@ class Links:
         # The results of ``wait``; messages with their sockets; links whose monitors are readable.
         self._ready: list[tuple[int, int]] = []
         self._read: list[tuple[int, zmq.Socket[bytes], list[list[bytes]]]] = []
-        self._told: dict[int, None] = {}
+        self._notified: dict[int, None] = {}
 
     def __len__(self) -> int:
         return len(self._links)
@@ -116,18 +116,18 @@ class Links:
     @property
     def is_quiet(self) -> bool:
         """True if everything is read, so a descriptor shows the next message."""
-        return not (self._notes.touched or self._told or self._read)
+        return not (self._notes.touched or self._notified or self._read)
 
     # --- open and close -----------------------------------------------------------------------------------
 
     def open(self, index: int) -> None:
-        """Connect a link. ZMQError if its endpoint is none."""
+        """Connect a link. ZMQError if its endpoint is invalid."""
         link = self._links[index]
         link.open()
         for descriptor, is_monitor in zip(link.descriptors(), (False, True), strict=True):
             self._origins[descriptor] = (index, is_monitor)
             self._poll.register(descriptor, select.POLLIN)
-        self._notes.touched[index] = self._told[index] = None
+        self._notes.touched[index] = self._notified[index] = None
 
     def open_all(self) -> None:
         """Connect every link, or none: ConfigurationError."""
@@ -181,7 +181,7 @@ class Links:
     def suspect(self) -> None:
         """Let ``prepare`` and ``changes`` look at every link, whatever the descriptors show."""
         for index, _ in self._origins.values():
-            self._notes.touched[index] = self._told[index] = None
+            self._notes.touched[index] = self._notified[index] = None
 
     def prepare(self) -> None:
         """Read the messages that no descriptor shows."""
@@ -216,7 +216,7 @@ class Links:
         for descriptor, _ in ready:
             origin = self._origins.get(descriptor)
             if origin is not None:
-                (self._told if origin[1] else notes.touched)[origin[0]] = None
+                (self._notified if origin[1] else notes.touched)[origin[0]] = None
             elif self._wakeup is not None:
                 self._wakeup.clear()
         if notes.touched:
@@ -257,10 +257,10 @@ class Links:
 
     def changes(self) -> Iterator[tuple[int, bool]]:
         """Yield (index of the link, True if it is up) for each change that a monitor reports."""
-        if not self._told:
+        if not self._notified:
             return
-        told, self._told = self._told, {}
-        for index in told:
+        notified, self._notified = self._notified, {}
+        for index in notified:
             for is_up in self._links[index].changes():
                 yield index, is_up
 

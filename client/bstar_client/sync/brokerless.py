@@ -79,7 +79,7 @@ class LazyPirateClient(BrokerlessCalls, LazyPirateBase):
     and a call begins with the one that answered last. A server that refuses connections is passed over at
     once; a broken connection ends its attempt at once.
 
-    Each attempt has a connection of its own, so a late or second reply reaches nobody (LPP-C-02, LPP-C-04).
+    Each attempt has a connection of its own, so a late or second reply reaches no call (LPP-C-02, LPP-C-04).
     The next connection is made as soon as a reply has come. One request is under way at a time; others wait
     their turn. A server may get a request several times, so it must be idempotent (LPP-S-01); ``attempts=1``
     sends it once.
@@ -100,7 +100,7 @@ class StarClient(BrokerlessCalls, StarBase):
     until ``timeout`` has passed; None: without end. Each request to a passive server is a vote. So
     ``settle_delay_s`` must be at least the failover timeout of the servers.
 
-    Each attempt has a connection of its own, so a late or second reply reaches nobody. One request is under
+    Each attempt has a connection of its own, so a late or second reply reaches no call. One request is under
     way at a time; others wait their turn. Both servers may execute a request, so it must be idempotent.
 
     ``on_event``, ``outstanding_max``, ``link``, ``security`` and ``context`` are those of ``HAClient``.

@@ -4,7 +4,7 @@ A *turn* hands the core new calls, waits, and hands it what has arrived. A threa
 if nobody does, until it has its outcome. Then it hands the lead off to another waiting thread. So a single
 request changes no thread, and one thread serves many callers.
 
-While nobody waits, the standby answers the nodes and keeps the deadlines. It waits for the sockets'
+While no thread waits, the standby answers the nodes and keeps the deadlines. It waits for the sockets'
 descriptors and the next deadline *without* the lead, so a new caller can lead at once. While callers come and
 go it only checks now and then.
 
@@ -56,7 +56,7 @@ class ClientLoop:
     """One client at work.
 
     Nothing here refers to ``client``, so Python can collect a forgotten client, and its thread ends.
-    ConfigurationError if an endpoint is none or the journal cannot be written.
+    ConfigurationError if an endpoint is invalid or the journal cannot be written.
     """
 
     def __init__(
@@ -145,15 +145,15 @@ class ClientLoop:
                 return outcomes
 
     def _fill(self, sink: Sink) -> bool:
-        """Lead, if nobody does, until the sink has an outcome. False: it has none."""
+        """Lead, if no thread does, until the sink has an outcome. False: it has none."""
         if self._delivery.announcing_in == threading.get_ident():
             raise LocalProtocolError("an observer cannot wait for a reply: the client waits for the observer")
         self._lead_while(sink.empty)
         return not sink.empty()
 
     def _lead_while(self, goes_on: Callable[[], object], *, is_patient: bool = True) -> bool:
-        """Lead, if nobody does, and take turns while the condition holds. False: another thread leads, or a
-        turn failed.
+        """Lead, if no thread does, and take turns while the condition holds. False: another thread leads, or
+        a turn failed.
         """
         lead = self._lead
         try:
@@ -213,7 +213,7 @@ class ClientLoop:
             raise CallTimeoutError(text, may_have_executed=True) from None
 
     def abandon(self, calls: Iterable[Call]) -> None:
-        """Nobody waits for these calls. Only notes it, because a finaliser may call this anywhere."""
+        """No caller waits for these calls. Only notes it, because a finaliser may call this anywhere."""
         self._abandoned.extend(calls)
         self._wake()
         self._lead.bell.set()
@@ -305,7 +305,7 @@ class ClientLoop:
     def _run(self) -> None:
         try:
             self._stand_by()
-        except Exception:  # noqa: BLE001 - callers are told below, whatever it was
+        except Exception:  # noqa: BLE001 - callers get it below, whatever it was
             _log.exception("the client's thread failed; this is a defect of bstar")
         finally:
             self.is_closing = True
@@ -332,11 +332,11 @@ class ClientLoop:
                 call = self._inbox.popleft()
             except IndexError:
                 return
-            if call.sink is not None:  # else it has its outcome, or nobody waits for it
+            if call.sink is not None:  # else it has its outcome, or no caller waits for it
                 call.sink.put(((call, ClosedError("the client is closed; the request was not sent")),))
 
     def _stand_by(self) -> None:
-        """Lead while nobody else does."""
+        """Lead while no other thread does."""
         seen = self._lead.changes
         while not self.is_closing:
             is_idle = (
@@ -354,7 +354,7 @@ class ClientLoop:
             self._lead.bell.clear()
 
     def _tend(self) -> bool:
-        """Lead, if nobody does, until no work is left. False: another thread leads."""
+        """Lead, if no thread does, until no work is left. False: another thread leads."""
         lead = self._lead
         if not lead.acquire():
             return False

@@ -114,7 +114,7 @@ class Executor:
                     return result
                 body = to_reply(part, self._reply_bytes_max)
                 if job.cancelled_at is not None or not self._outbox.wait_for_room(job):
-                    return None  # nobody waits for the rest
+                    return None  # no caller waits for the rest
                 self._outbox.post((job, body, "partial"))
         finally:
             if isinstance(parts, Generator):

@@ -55,7 +55,7 @@ _WILDCARD = re.compile(r"tcp://(\*|0\.0\.0\.0|\[::\]):.*|tcp://.*:(0|\*)")
 _LINGER_MS = 3_000
 # Requests that wait for a handler. A client that is answered later than this has asked again.
 _WAITING_MAX = 10_000
-# How long the process's exit waits for a server that nobody closed.
+# How long the process's exit waits for a server that was not closed.
 _EXIT_S = 1.0
 # How long close() waits beyond the drain timeout.
 _GRACE_S = 5.0
@@ -326,7 +326,7 @@ class _Opened:
         return Counter() if self._zap is None else self._zap.doorkeeper.refusals
 
     def end(self, is_exit: bool) -> None:
-        """Nobody closed the server: close all of it, or let its thread do it."""
+        """The server was not closed: close all of it, or let its thread do it."""
         if self.thread is None:
             self.close()
         else:

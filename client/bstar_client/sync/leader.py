@@ -6,7 +6,7 @@ until they are *promoted*. ``client_loop`` and ``worker_loop`` use the pattern w
 
 - A *standby*, a thread of the loop's own, leads when no other thread does. It looks often while the lead
   changes hands, and sleeps while it does not.
-- A leader promotes nobody before it calls a handler: a change of threads costs more than most handlers. It
+- A leader promotes no thread before it calls a handler: a change of threads costs more than most handlers. It
   *leaves* the lead, and *resumes* it after the handler. The standby takes the lead from a handler that lasts.
 
 The lead is an RLock, because an RLock knows its owner. Ctrl-C may interrupt a leader in the main thread
@@ -47,7 +47,7 @@ class Leadership:
         self.bell = WakeUp()
         self._lead = lead
         self._promote = promote
-        # When the lead was released, while nobody leads.
+        # When the lead was released, while no thread leads.
         self._left_at = math.inf
         self._is_urgent = False
         self._has_ended = False
@@ -134,7 +134,7 @@ class Leadership:
         return self._lead.acquire(timeout=timeout_s)
 
     def urge(self) -> None:
-        """Let the standby lead as soon as nobody else does. Any thread may call it."""
+        """Let the standby lead as soon as no other thread does. Any thread may call it."""
         self._is_urgent = True
         self.bell.set()
 

@@ -100,7 +100,7 @@ class Outbox:
             self._wakeup.set()
 
     def wait_for_room(self, job: Job) -> bool:
-        """Wait while too many results are unsent. False: nobody waits for the rest of this job."""
+        """Wait while too many results are unsent. False: no caller waits for the rest of this job."""
         while len(self.results) >= _RESULTS_MAX and not job.is_ended and not self._is_ended:
             self._wait(lambda: len(self.results) < _RESULTS_MAX, _LOOK_S)
         return not (job.is_ended or self._is_ended)

@@ -26,7 +26,7 @@ _log = logging.getLogger("bstar_client")
 
 # How long close() waits beyond the drain timeout.
 _GRACE_S = 2.0
-# How long the process's exit waits for a worker that nobody closed to leave its nodes.
+# How long the process's exit waits for a worker that was not closed to leave its nodes.
 _EXIT_S = 1.0
 
 

@@ -144,7 +144,7 @@ class Dispatcher(ABC):
                     assert_never(output)
 
     def _cancel(self, job: Job) -> None:
-        """Tell the handler that nobody waits for its answer."""
+        """Tell the handler that no client waits for its answer."""
         call_on_cancel(self.settings.service, job)
 
     def _warn_unregistered(self, endpoints: tuple[str, ...]) -> None:
@@ -176,7 +176,7 @@ class Dispatcher(ABC):
             result = results.popleft()
             if result[2] == "final":
                 if self.journal is not None:
-                    self.journal.told(*result)
+                    self.journal.handled(*result)
                 if times is not None:
                     times.add(result[0].ended_at - result[0].began_at)
                 finished.append(result[:2])
@@ -196,7 +196,7 @@ class Dispatcher(ABC):
             self.perform(self._core.progress(job, now))
             return
         if self.journal is not None:
-            self.journal.told(job, body, kind)
+            self.journal.handled(job, body, kind)
         if self._core.times is not None and kind in ("failure", "declined", "retry") and job.began_at:
             self._core.times.add(job.ended_at - job.began_at)
         if kind == "partial":
@@ -238,19 +238,19 @@ class Dispatcher(ABC):
     def failed(self, job: Job, request: Request, error: BaseException) -> Result:
         """Report the handler's exception. After a cancel it is no failure of the service."""
         if job.cancelled_at is not None:
-            told = report_cancelled(self.settings.service, job, error)
+            report_frames = report_cancelled(self.settings.service, job, error)
             self.call_hook(self.settings.hooks.request_cancelled, request, error)
-            return job, told, "cancelled"
+            return job, report_frames, "cancelled"
         if (declined := frames_of(error)) is not None:
             report_declined(self.settings.service, job, error)
             self.call_hook(self.settings.hooks.request_declined, request, error)
             return job, [*declined], "declined"
         is_retry = isinstance(error, Retry)
-        told = (report_retry if is_retry else report)(self.settings.service, job, error)
+        report_frames = (report_retry if is_retry else report)(self.settings.service, job, error)
         self.call_hook(self.settings.hooks.request_failed, request, error)
         if isinstance(error, Retry):
-            return job, [*told, b"%d" % error.after_ms], "retry"
-        return job, told, "failure"
+            return job, [*report_frames, b"%d" % error.after_ms], "retry"
+        return job, report_frames, "failure"
 
     def refused(self, job: Job, error: BaseException) -> Result:
         """Report the error of the reply store; the request was not executed."""

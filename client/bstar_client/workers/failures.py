@@ -27,7 +27,7 @@ _NOT_ALLOWED = Reason.NOT_ALLOWED.name.lower()
 _TRACE_CHARS_MAX = 50_000
 
 
-class _Told(Exception):  # noqa: N818 - stands for another exception in a traceback
+class _StandIn(Exception):  # noqa: N818 - stands for another exception in a traceback
     """Stands for an exception that cannot be shown."""
 
 
@@ -218,4 +218,4 @@ def _to_show(error: BaseException, text: str) -> BaseException:
     except BaseException as trouble:
         if is_interrupt(trouble):
             raise
-    return _Told(text).with_traceback(error.__traceback__)
+    return _StandIn(text).with_traceback(error.__traceback__)

@@ -105,7 +105,7 @@ class Request(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def is_cancelled(self) -> bool:
-        """True if nobody waits for the answer any more: the handler may stop. Its answer will be dropped."""
+        """True if no client waits for the answer any more: the handler may stop. Its answer is dropped."""
         return self._job is not None and self._job.cancelled_at is not None
 
     def on_cancel(self, call: Callable[[], object]) -> None:
@@ -154,7 +154,7 @@ class Retry(Exception):  # noqa: N818 - it is what the handler asks for
 
 
 _Answer = Result | Generator[Result, None, Result | None] | Iterator[Result] | None
-# What it takes is not told here, because it may be typed: ``workers.typed`` checks that.
+# What it takes is not checked here, because it may be typed: ``workers.typed`` checks that.
 Handler = Callable[..., _Answer]
 
 
@@ -185,7 +185,7 @@ class WorkerHooks:
         """The handler declined the request: it is answered, and has not failed."""
 
     def request_cancelled(self, worker: Any, request: Request, error: BaseException) -> None:
-        """The handler raised ``error`` after its request was cancelled: nobody waits for it."""
+        """The handler raised ``error`` after its request was cancelled: no client waits for it."""
 
     def request_replayed(self, worker: Any, request: Request) -> None:
         """A repetition got the kept reply (``dedupe``) and was not executed."""

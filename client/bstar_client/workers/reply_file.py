@@ -41,7 +41,7 @@ _PRUNE_EVERY = 1_000
 
 
 class ReplyFile:
-    """A ``ReplyStore`` in the SQLite file ``path``; it makes the file if there is none.
+    """A ``ReplyStore`` in the SQLite file ``path``; it makes the file if it is missing.
 
     ``keep_s``: how long replies are kept, in seconds of the wall clock; ``count_max``: how many.
     ``unfinished``: what to do with a request whose process was killed before its reply. "repeat" executes it

@@ -90,7 +90,7 @@ def bind(handler: Callable[..., Any]) -> Callable[[Request], Any]:
         return answer if write is None else write(answer, request)
 
     call.__qualname__ = name_of_handler(handler)
-    # Its own, so that nobody binds it again.
+    # Its own, so that no caller binds it again.
     call.__signature__ = _OF_A_REQUEST  # type: ignore[attr-defined]  # inspect reads it
     kinds = {"request": bytes if _is_request(body) else body, "reply": reply, "part": part}
     setattr(call, KINDS, {what: kind for what, kind in kinds.items() if not _is_raw(kind)})
@@ -279,8 +279,8 @@ def _encoder(kind: Any, handler: Callable[..., object]) -> Encode:
         try:
             return encode(msgspec.convert(value, kind, dec_hook=to_model), codec)
         except MISFITS as error:
-            told = type(value).__name__
-            raise TypeError(f"the handler returned {told}, which is no {name}: {error}") from error
+            returned = type(value).__name__
+            raise TypeError(f"the handler returned {returned}, which is no {name}: {error}") from error
 
     return encode_one
 

@@ -299,9 +299,9 @@ def _this_process() -> Process:
     return Process(os.uname().nodename, os.getpid(), bstar.__version__)
 
 
-def _place_of(told: "HttpPlace | str") -> "HttpPlace":
+def _place_of(place: "HttpPlace | str") -> "HttpPlace":
     from bstar.net.http_endpoint import HttpPlace  # noqa: PLC0415 - TLS and HTTP: 4 MiB that most workers need not
 
-    if not isinstance(told, str):
-        check_instance(told, HttpPlace, "http")
-    return HttpPlace.of(told)
+    if not isinstance(place, str):
+        check_instance(place, HttpPlace, "http")
+    return HttpPlace.of(place)

@@ -39,7 +39,7 @@ _UNCOVERED = (
         "lost",
         # The client of a durable request's attempts is the store.
         f"client NOT LIKE 'mdp-%' AND number <> {DURABLE_NUMBER} AND evidence & {_CLIENT} = 0",
-        "not in a client's journal: whether the client was told is not known",
+        "not in a client's journal: whether the client got an answer is not known",
     ),
     (
         "executed-twice",

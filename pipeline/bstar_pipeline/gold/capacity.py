@@ -65,7 +65,7 @@ def capacity(records: DataFrame, before: DataFrame | None = None) -> DataFrame:
 
 def _loads_of_serving_nodes(records: DataFrame) -> DataFrame:
     """Load records of nodes that were active then; of unknown state only those that had work."""
-    told = F.expr(
+    serving = F.expr(
         "CASE kind WHEN 'active' THEN true WHEN 'inactive' THEN false "
         "WHEN 'pulse' THEN lower(state) = 'active' WHEN 'state' THEN lower(new) = 'active' END"
     )
@@ -73,7 +73,7 @@ def _loads_of_serving_nodes(records: DataFrame) -> DataFrame:
     hour = F.timestamp_micros(F.expr(f"at DIV {_HOUR_US} * {_HOUR_US}L"))
     return (
         records.where("topic = 'events' AND kind IN ('load', 'pulse', 'state', 'active', 'inactive')")
-        .select("*", F.last(told, ignorenulls=True).over(so_far).alias("is_serving"))
+        .select("*", F.last(serving, ignorenulls=True).over(so_far).alias("is_serving"))
         .where("kind = 'load' AND interval_us > 0")
         .where("coalesce(is_serving, busy_us > 0 OR accepted > 0 OR queued > 0)")
         .withColumns({"hour": hour, "day": F.to_date(hour)})

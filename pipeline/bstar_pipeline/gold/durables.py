@@ -3,7 +3,7 @@
 *begun-after-end*: a node gave a request to a worker after its cancel or close could have been acknowledged.
 *answer-changed*: clients got, or the nodes stored, different answers, or it ended twice without a retry.
 *durable-lost*: after some log entry, more requests are in a state by the journals than the store itself
-counts then. So some that were acknowledged are not there. Which ones nobody can tell. If the numbers fit, the
+counts then. So some that were acknowledged are not there. Which ones is unknown. If the numbers fit, the
 requests that are pending when the journals end are excused, because the store has them.
 """
 
@@ -74,7 +74,7 @@ def _lost(durables: DataFrame, records: DataFrame, runs: DataFrame, states: Data
         .join(_doubts(runs, states), "pair", "left")
         .withColumns(
             {
-                "is_counted": F.coalesce(F.col("last_entry") <= F.col("told_entry"), F.lit(False)),
+                "is_counted": F.coalesce(F.col("last_entry") <= F.col("stated_entry"), F.lit(False)),
                 "is_sure": F.col("last_at_us") > F.coalesce("doubt_us", F.lit(0)),
             }
         )
@@ -82,10 +82,10 @@ def _lost(durables: DataFrame, records: DataFrame, runs: DataFrame, states: Data
     number = F.expr(f"CASE state {' '.join(f'WHEN {name!r} THEN {name}' for name in _COUNTED)} END")
     sums = held.groupBy("pair", "state").agg(
         F.max("day").alias("day"),
-        F.max("told_at_us").alias("at_us"),
-        F.max("told_entry").alias("entry"),
+        F.max("stated_at_us").alias("at_us"),
+        F.max("stated_entry").alias("entry"),
         F.max("teller").alias("node"),
-        F.max(number).alias("told"),
+        F.max(number).alias("stated"),
         F.count_if("is_counted").alias("known"),
         F.expr("count_if(is_counted AND is_sure)").alias("sure"),
         F.expr("count_if(NOT is_counted)").alias("later"),
@@ -96,19 +96,19 @@ def _lost(durables: DataFrame, records: DataFrame, runs: DataFrame, states: Data
 
 # One type for both: the second text cannot be null.
 _KIND = "STRUCT<verdict: STRING, count: BIGINT, text: STRING>"
-# ``known`` by the journals, of these ``sure``, ``told`` by the store; ``later`` than the store told.
+# ``known`` by the journals, of these ``sure``, ``stated`` by the store; ``later`` than the store stated.
 _JUDGEMENT = f"""array(
     CAST(struct(
-        CASE WHEN sure > told THEN 'violated' WHEN known > told THEN 'unproven'
+        CASE WHEN sure > stated THEN 'violated' WHEN known > stated THEN 'unproven'
             WHEN state = 'pending' THEN 'excused' END AS verdict,
-        if(known > told, known - told, known) AS count,
+        if(known > stated, known - stated, known) AS count,
         CASE
-            WHEN sure > told THEN format_string(
+            WHEN sure > stated THEN format_string(
                 '%d are %s by the journals after entry %d, and the store of the %s has %d',
-                sure, state, entry, node, told)
-            WHEN known > told THEN format_string(
+                sure, state, entry, node, stated)
+            WHEN known > stated THEN format_string(
                 '%d are %s by the journals after entry %d, and the store of the %s has %d, '
-                || 'but a journal lacks something', known, state, entry, node, told)
+                || 'but a journal lacks something', known, state, entry, node, stated)
             ELSE 'pending when the journals end: the store has them' END AS text) AS {_KIND}),
     CAST(struct(
         if(state = 'pending', 'unproven', NULL) AS verdict,
@@ -119,19 +119,19 @@ _JUDGEMENT = f"""array(
 
 def _counts(records: DataFrame, runs: DataFrame) -> DataFrame:
     """For each pair what a store that led has counted last."""
-    entry, teller = F.col("entry").alias("told_entry"), F.col("node").alias("teller")
+    entry, teller = F.col("entry").alias("stated_entry"), F.col("node").alias("teller")
     return (
         records.where("kind = 'store' AND is_leading")
         .join(F.broadcast(runs.select("boot", "offset_us")), "boot")
-        .withColumn("told_at_us", F.col("mono") + F.col("offset_us"))
+        .withColumn("stated_at_us", F.col("mono") + F.col("offset_us"))
         .groupBy("pair")
-        .agg(F.max(F.struct("told_at_us", entry, teller, *_COUNTED)).alias("told"))
-        .select("pair", "told.*")
+        .agg(F.max(F.struct("stated_at_us", entry, teller, *_COUNTED)).alias("stated"))
+        .select("pair", "stated.*")
     )
 
 
 def _doubts(runs: DataFrame, states: DataFrame) -> DataFrame:
-    """For each pair the time until which an end may have been recorded by nobody."""
+    """For each pair the time until which an end may be in no record."""
     holes = runs.where("source = 'broker' AND (missing > 0 OR dropped > 0)").select(
         "pair", F.lit(_FOREVER).alias("until_us")
     )

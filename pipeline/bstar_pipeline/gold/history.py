@@ -16,8 +16,8 @@ When an incident began:
   and a broken connection come at once, so the first of them counts; otherwise the middle. ``began_error_us``
   is half of the distance. Without a peer that listened: the next start of the node, or one and a half
   intervals of the node's own pulses after its last record.
-* partition: likewise, between the later one of the last messages that the nodes heard of each other and a
-  heartbeat interval after the earlier one.
+* partition: in the same way, between the later one of the last messages that the nodes heard of each other
+  and a heartbeat interval after the earlier one.
 * both-active: when the second node began to serve.
 
 A node that fell silent is explained once: by its end, by a pause, and only if it did neither by a partition.
@@ -834,7 +834,7 @@ def _of_both(found: Iterable[Incident]) -> Iterable[Incident]:
 def _is_second(first: Incident, second: Incident) -> bool:
     """Whether ``second`` is of the peer of the node that crashed just before.
 
-    The later start of the first would have told its death, so what no node recorded was while none was there.
+    The later start of the first would show its death, so what no node recorded was while none was there.
     """
     at_first_us = second.began_at_us - second.began_error_us
     return (

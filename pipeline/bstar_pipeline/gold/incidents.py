@@ -62,15 +62,15 @@ def incidents(found: Iterable[dict[str, Any]], counted: Rows) -> list[dict[str, 
     """Rows of gold.incidents, of what was ``seen`` and its ``counts``."""
     counts: dict[str, dict[str, Any]] = {}
     for row in counted:
-        told = {name: value for name, value in row.items() if value is not None}
-        counts.setdefault(row["id"], {}).update(told)
+        known = {name: value for name, value in row.items() if value is not None}
+        counts.setdefault(row["id"], {}).update(known)
     rows = [it for each in found if (it := _row(each, counts.get(each["id"], {}))) is not None]
     reported = {it["id"] for it in rows}
     return [it for it in rows if reported.isdisjoint(it.pop("pauses"))]
 
 
 def _row(each: dict[str, Any], counts: Row) -> dict[str, Any] | None:
-    """The row of an incident; None of an outage that is none, because one request alone waited."""
+    """The row of an incident; None if only one request waited, which is no outage."""
     waiting = counts.get("waiting", 0)
     is_outage = each["kind"] == "outage"
     if (is_outage or not each["is_certain"]) and waiting <= 1:
@@ -181,12 +181,12 @@ def _refused(found: DataFrame, records: DataFrame, runs: DataFrame) -> DataFrame
     )
 
 
-def _outages(pair: str, history: PairHistory, told: Rows) -> Iterator[dict[str, Any]]:
+def _outages(pair: str, history: PairHistory, known: Rows) -> Iterator[dict[str, Any]]:
     """What ``gold.outages`` finds in the history and the gaps of a pair."""
-    gaps = sorted(map(outages.gap_of, told), key=attrgetter("before_at_us"))
+    gaps = sorted(map(outages.gap_of, known), key=attrgetter("before_at_us"))
     states = [state for state in history.states if state.state == "ACTIVE"]
     serving = sorted((state.since_at_us, state.node, state.boot) for state in states)
-    is_sampled = any((row["heaviest"] or 0) > 1 for row in told)
+    is_sampled = any((row["heaviest"] or 0) > 1 for row in known)
     for each in outages.outages(history.incidents, gaps, serving, is_sampled=is_sampled):
         incident = each.incident
         of_outage: dict[str, Any] = {name: getattr(each, name) for name in _OF_OUTAGE}

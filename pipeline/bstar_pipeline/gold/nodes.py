@@ -61,9 +61,9 @@ def _gaps(runs: Rows) -> Iterator[dict[str, Any]]:
         rule = _RULES.get(run["source"], "answered-twice")
         for name, text in _LACKING:
             if run[name]:
-                told = f"{run['source']} {run['node']}: {text}"
+                sentence = f"{run['source']} {run['node']}: {text}"
                 more = {**_of_run(run), "service": run["service"]}
-                yield _finding(rule, "unproven", told, int(run[name]), **more)
+                yield _finding(rule, "unproven", sentence, int(run[name]), **more)
 
 
 def _unsure(runs: Rows, clock_error_us: int) -> Iterator[dict[str, Any]]:
@@ -73,7 +73,7 @@ def _unsure(runs: Rows, clock_error_us: int) -> Iterator[dict[str, Any]]:
         if run["source"] == "broker" and unsure_us > clock_error_us:
             text = (
                 f"the clock of {run['node']} is unsure by {unsure_us / 1e6:.3f} s, because it drifted or "
-                "because nothing tells which of two is right: shorter times cannot be told"
+                "because nothing says which of two is right: shorter times cannot be measured"
             )
             yield _finding("both-active", "unproven", text, duration_us=unsure_us, **_of_run(run))
 

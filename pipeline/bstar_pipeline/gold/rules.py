@@ -86,25 +86,24 @@ RULES = {
             "call_outcome = 'timeout' AND answers > 0 AND was_sent_once AND NOT is_keyed AND node_lived_on "
             f"AND call_total_us - total_us > {LATE_US}",
             "a node answered it after {after} and lived on; its client, which had sent it once, "
-            "was told timeout after {call_after}",
+            "got a timeout after {call_after}",
         ),
         # A worker did it, and the node that had dispatched it never had an end of it.
         Rule(
             "violated",
             "call_outcome = 'timeout' AND executions > 0 AND NOT has_node AND was_sent_once AND NOT is_keyed "
             "AND NOT node_may_lack",
-            "{by_worker}; no node recorded its end, and its client was told timeout",
+            "{by_worker}; no node recorded its end, and its client got a timeout",
         ),
         Rule(
             "violated",
             "call_outcome IN ('busy', 'rejected', 'no-active') AND executions + answers > 0 AND NOT is_keyed",
-            "its client was told {call_outcome}, so not executed, but {by_worker} and {answers} answers by "
-            "nodes",
+            "its client got {call_outcome}, so not executed, but {by_worker} and {answers} answers by nodes",
         ),
         Rule(
             "excused",
             "call_outcome IN ('timeout', 'unknown', 'interrupted', 'closed') AND (has_node OR has_worker)",
-            "the client was told that the outcome is not known: {call_outcome}",
+            "the client got the answer that the outcome is not known: {call_outcome}",
         ),
         Rule(
             "unproven",
@@ -189,15 +188,15 @@ def findings(requests: DataFrame) -> DataFrame:
 def _with_facts(requests: DataFrame) -> DataFrame:
     """Requests with the columns of ``FACTS``; those that need no other of them come in one step."""
     step: dict[str, Column] = {}
-    for name, told in FACTS.items():
-        if not step.keys().isdisjoint(re.findall(r"\w+", told)):
+    for name, fact in FACTS.items():
+        if not step.keys().isdisjoint(re.findall(r"\w+", fact)):
             requests, step = requests.withColumns(step), {}
-        step[name] = F.expr(told)
+        step[name] = F.expr(fact)
     return requests.withColumns(step)
 
 
 def _first(name: str, rules: Sequence[Rule]) -> Column:
-    """What the first rule says whose condition holds; null if there is none."""
+    """What the first rule says whose condition holds, or null."""
     cases = " ".join(f"WHEN {rule.when} THEN {_finding(name, rule)}" for rule in rules)
     return F.expr(f"CASE {cases} END")
 

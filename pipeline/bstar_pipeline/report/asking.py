@@ -130,7 +130,7 @@ def _shown(
         f"{columns[field.name]} AS {field.name}" if field.name in columns else field.name
         for field in fields(kind)
     )
-    # The rows are told apart before they are put in order: else a name would stand for two things.
+    # The rows are chosen before they are sorted, because a column and its alias may share a name.
     chosen = f"SELECT {names} FROM {{table}} WHERE {where}"  # noqa: S608
     rows = source.ask(name, f"SELECT * FROM ({chosen}) AS chosen ORDER BY {order} LIMIT {most + 1}")  # noqa: S608
     total = len(rows)

@@ -86,7 +86,7 @@ def quality(tables: Tables) -> Quality:
             F.count("*").alias("files"), F.sum("lines").alias("lines"), F.sum("duplicates").alias("twice")
         )
     )
-    # A file whose name tells neither pair nor day is everybody's.
+    # A file whose name names neither pair nor day belongs to all.
     rejected = tables.table("bronze.rejected")
     if tables.choice.pair is not None:
         rejected = rejected.where(F.col("pair").isin(tables.choice.pair, "unknown"))

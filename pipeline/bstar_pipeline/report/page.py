@@ -81,8 +81,8 @@ def _lacks(quality: Quality) -> list[str]:
         (quality.dropped, "record", "dropped because a journal could not keep up"),
         (dict(quality.files).get("truncated", 0), "file", "cut off"),
     )
-    told = [f"{words.plural(number, word)} {lack}." for number, word, lack in counts if number]
-    return [*told, "Requests were sampled: their numbers are estimates."] if quality.is_sampled else told
+    lacks = [f"{words.plural(number, word)} {lack}." for number, word, lack in counts if number]
+    return [*lacks, "Requests were sampled: their numbers are estimates."] if quality.is_sampled else lacks
 
 
 def _facts(quality: Quality) -> list[tuple[str, str]]:

@@ -101,9 +101,9 @@ class Panel:
         self._draw("rect", kind, where, style, about)
 
     def _draw(self, tag: str, kind: str, where: str, style: str, about: str) -> None:
-        told = Markup("<title>{}</title>").format(about) if about else ""
+        caption = Markup("<title>{}</title>").format(about) if about else ""
         shape = Markup(f'<{tag} class="{kind}" {where}' + (f' style="{style}"' if style else "") + ">")  # noqa: S704
-        self.parts.append(shape + told + Markup(f"</{tag}>"))  # noqa: S704 - our own tags
+        self.parts.append(shape + caption + Markup(f"</{tag}>"))  # noqa: S704 - our own tags
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +195,8 @@ def _rates(content: Content) -> Panel:
             panel.box("outage", (x, max(x + 0.5, until)))
     _moments(panel, content)
     for step, rate in zip(steps, content.rates, strict=True):
-        told = f"{rate.answered * per_s:,.4g}/s answered, {rate.not_answered * per_s:,.4g}/s not"
-        panel.box("hover", step, about=f"{moment(content, rate.at_us)}\n{told}")
+        caption = f"{rate.answered * per_s:,.4g}/s answered, {rate.not_answered * per_s:,.4g}/s not"
+        panel.box("hover", step, about=f"{moment(content, rate.at_us)}\n{caption}")
     return panel
 
 
@@ -226,9 +226,9 @@ def heat(content: Content, heat: Heat) -> Figure:
     for at, (colour, name) in enumerate(key, start=1):
         _course(panel, [(x + (line[0] + 0.5) * wide, y(line[at])) for line in heat.lines], colour, name)
     for step, p50, p99 in heat.lines:
-        told = f"{count(weights.get(step, 0))} requests\nmedian {duration(p50)}, p99 {duration(p99)}"
+        caption = f"{count(weights.get(step, 0))} requests\nmedian {duration(p50)}, p99 {duration(p99)}"
         when = moment(content, origin_us + step * content.step_us)
-        panel.box("hover", (x + step * wide, x + (step + 1) * wide), about=f"{when}\n{told}")
+        panel.box("hover", (x + step * wide, x + (step + 1) * wide), about=f"{when}\n{caption}")
     about = f"Latency of {heat.service or 'all services'} over time; the objectives have the percentiles."
     return Figure("", about, [panel], (content.from_us, content.until_us), key)
 
@@ -251,7 +251,7 @@ def burn(content: Content, objectives: Sequence[Objective]) -> Figure | None:
 
 
 def capacity(content: Content, services: Sequence[Capacity]) -> Figure | None:
-    """Utilisation of the workers by hour, with a straight line to where it leads; None if there is none."""
+    """Utilisation of the workers by hour, with a straight line to where it leads, or None."""
     # A single hour is a point, not a course.
     chosen = [each for each in services if len(each.hours) > 1]
     lines = {each.service: [(at_us, mean) for at_us, mean, _ in each.hours] for each in chosen}
@@ -277,7 +277,7 @@ def _lines(
     spell: Callable[[float], str],
     ahead: Mapping[str, list[tuple[int, float]]] | None = None,
 ) -> Figure | None:
-    """Courses over time by service, and where they lead; None if there is none."""
+    """Courses over time by service, and where they lead, or None."""
     colours = dict(zip(lines, _LINES, strict=False))
     drawn = [
         (service, points, kind)

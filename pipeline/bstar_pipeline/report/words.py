@@ -113,7 +113,7 @@ def judge(verdicts: Sequence[Verdicts] | None, requests: float) -> Verdict:
     excused = [each for each in verdicts if each.excused]
     sentences = [
         f"Allowed by the guarantees ({each.rule}): {plural(each.excused, 'case')}, such as marked "
-        "repetitions and outcomes that the client was told are unknown."
+        "repetitions and outcomes that the client knows to be unknown."
         for each in excused
     ]
     sentences += [
@@ -182,36 +182,36 @@ def who_was_hit(content: Content, incident: Incident) -> str:
     """Which requests an incident touched."""
     if not incident.affected:
         return "No request waited or failed."
-    told = [f"{plural(incident.affected, 'request')} waited or failed"]
+    parts = [f"{plural(incident.affected, 'request')} waited or failed"]
     if incident is worst_outage(content.incidents) and content.hits:
         of = ", ".join(f"{hit.service} ({plural(hit.clients, 'client')})" for hit in content.hits)
-        told[0] += f", of {of}"
+        parts[0] += f", of {of}"
     counts = (
         (incident.retried, "sent again"),
         (incident.refused, "refused"),
         (incident.unknown, "with an unknown outcome"),
     )
-    told += [f"{count(number)} {word}" for number, word in counts if number]
-    return "; ".join(told) + "."
+    parts += [f"{count(number)} {word}" for number, word in counts if number]
+    return "; ".join(parts) + "."
 
 
 def cost(content: Content) -> list[str]:
     """What the longest outage took of each service's objective."""
-    told = []
+    parts = []
     objectives = {each.service: each for each in content.objectives}
     for hit in content.hits:
         promise = objectives[hit.service].promise if hit.service in objectives else None
         if promise is None:
-            told.append(f"{hit.service}: no objective is known.")
+            parts.append(f"{hit.service}: no objective is known.")
             continue
         missed = ((hit.not_answered, promise.availability), (hit.slow, promise.latency_share))
         used = max(number / max(1e-9, (1 - part) * promise.period_requests) for number, part in missed)
         kept = "kept" if promise.is_kept else "missed"
-        told.append(
+        parts.append(
             f"{hit.service}: {_of_budget(used)} ({count(hit.not_answered)} not answered, "
             f"{count(hit.slow)} slow). So far {_of_budget(_used(promise))} is used: {kept}."
         )
-    return told
+    return parts
 
 
 def lead(incidents: Sequence[Incident]) -> Incident | None:
@@ -321,8 +321,8 @@ def missed(objectives: Sequence[Objective]) -> list[str]:
 
 def alerts(objective: Objective) -> str:
     """In how many minutes an alert was due, by its speed."""
-    told = (("fast", objective.fast_alerts), ("slow", objective.slow_alerts))
-    return ", ".join(f"{number} min {speed}" for speed, number in told if number)
+    parts = (("fast", objective.fast_alerts), ("slow", objective.slow_alerts))
+    return ", ".join(f"{number} min {speed}" for speed, number in parts if number)
 
 
 def clock(at_us: int | None) -> str:

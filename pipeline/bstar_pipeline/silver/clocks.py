@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the common name
 
 from bstar.records.broker import FINISHED
 from bstar_pipeline.clocks import Link, Word, of_peers
@@ -40,8 +40,8 @@ def links(records: DataFrame, runs: DataFrame) -> DataFrame:
     requests = (
         ended.groupBy(*_REQUEST)
         .agg(
-            *(F.min(told).alias(topic) for topic, told in of_topic.items()),
-            *(F.count(told).alias(f"{topic}_count") for topic, told in of_topic.items()),
+            *(F.min(column).alias(topic) for topic, column in of_topic.items()),
+            *(F.count(column).alias(f"{topic}_count") for topic, column in of_topic.items()),
             F.min(is_plain).alias("is_plain"),
         )
         .where("is_plain AND requests_count = 1 AND calls_count <= 1 AND executions_count <= 1")

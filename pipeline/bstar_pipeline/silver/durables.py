@@ -6,7 +6,7 @@ its attempts, which have its id as their ``client``.
 """
 
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the common name
 
 from bstar_pipeline.gold.rules import DURABLE_NUMBER
 from bstar_pipeline.schema import table_schema
@@ -64,7 +64,7 @@ def durables(records: DataFrame, runs: DataFrame) -> DataFrame:
     in_order = Window.partitionBy("pair", "client").orderBy("submission")
     next_at_us = F.coalesce(F.lead("submitted_at_us").over(in_order), F.lit(_FOREVER))
     its_own = "filter(given, at -> at < next_at_us AND at >= coalesce(submitted_at_us, 0))"
-    told = (
+    described = (
         found.withColumn("next_at_us", next_at_us)
         .join(given, ["pair", "client"], "left")
         .withColumns(
@@ -78,7 +78,7 @@ def durables(records: DataFrame, runs: DataFrame) -> DataFrame:
         )
     )
     fields = table_schema("silver.durables").fields
-    return told.select(*(F.col(field.name).cast(field.dataType).alias(field.name) for field in fields))
+    return described.select(*(F.col(field.name).cast(field.dataType).alias(field.name) for field in fields))
 
 
 def _last() -> Column:

@@ -12,7 +12,7 @@ A request of a plain Majordomo client has no identity that others know; its reco
 """
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the common name
 
 from bstar.records.broker import FINISHED
 from bstar_pipeline.gold.history import CLOCK_ERROR_US, SAME_CLOCK_ERROR_US
@@ -69,11 +69,11 @@ def _apart() -> Column:
 
 
 def _rows(records: DataFrame, runs: DataFrame) -> DataFrame:
-    told = records.where(F.col("topic").isin(*_TOPICS)).join(
+    joined = records.where(F.col("topic").isin(*_TOPICS)).join(
         F.broadcast(runs.select("boot", "offset_us", "clock_off_us")), "boot"
     )
     right_day = F.to_date(F.timestamp_micros(F.col("at") - F.col("clock_off_us")))
-    return told.select(
+    return joined.select(
         _digest().alias("digest"),
         "pair",
         "client",

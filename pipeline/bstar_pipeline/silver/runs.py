@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the common name
 
 from bstar.records import broker, client, pair, store, worker
 from bstar_pipeline.clocks import Off
@@ -24,7 +24,7 @@ from bstar_pipeline.pair_rows import Row, Rows, collected, together
 from bstar_pipeline.schema import kinds_of
 
 _ABOUT = ("source", "machine", "host", "version", "config", "service", "heartbeat_us", "failover_timeout_us")
-# What is told of an execution, its order among those of a run.
+# The facts of an execution, their order among those of a run.
 _LAST = ("boot", "epoch", "day", "client", "number", "service", "mono")
 # What one kind of process alone records.
 _KINDS = {
@@ -44,11 +44,11 @@ def facts(records: DataFrame, older: DataFrame | None = None) -> tuple[Facts, Fa
     "event": those of ``gold.history``. "pulses": what those of a run tell in all. "loads": of a run and
     service. "stale": what ``_stale`` finds, by one query more if there is any.
     """
-    told = fact_rows(records).withColumn("is_older", F.lit(False))
+    facts = fact_rows(records).withColumn("is_older", F.lit(False))
     if older is not None:
-        told = told.unionByName(fact_rows(older).withColumn("is_older", F.lit(True)))
+        facts = facts.unionByName(fact_rows(older).withColumn("is_older", F.lit(True)))
     found: tuple[defaultdict[str, list[Row]], ...] = (defaultdict(list), defaultdict(list))
-    for row in collected(told):
+    for row in collected(facts):
         found[row["is_older"]][row["what"]].append(row)
     return {**found[0], "stale": _stale(records, found[0]["sum"])}, found[1]
 
@@ -176,11 +176,11 @@ def runs(found: Facts, before: Facts | None = None) -> list[dict[str, Any]]:
         of_run[row["pair"], row["boot"], row["node"]].append(row)
         of_clock[_clock(starts, row["boot"])].append(row)
     offsets = {clock: _median(rows) for clock, rows in of_clock.items()}
-    told = []
+    facts = []
     for (of_pair, boot, node), rows in sorted(of_run.items()):
         row = _run(rows, starts.get(boot), earlier[boot], offsets[_clock(starts, boot)])
-        told.append({**row, "pair": of_pair, "boot": boot, "node": node})
-    return told
+        facts.append({**row, "pair": of_pair, "boot": boot, "node": node})
+    return facts
 
 
 def _clock(starts: Mapping[str, Row], boot: str) -> str:
@@ -231,10 +231,10 @@ def _run(rows: Sequence[Row], start: Row | None, earlier: Sequence[Row], offset_
     }
 
 
-def corrected(told: Iterable[Row], off: Mapping[str, Off]) -> list[dict[str, Any]]:
+def corrected(facts: Iterable[Row], off: Mapping[str, Off]) -> list[dict[str, Any]]:
     """``silver.runs`` with the clocks of these machines put right."""
     found = []
-    for run in told:
+    for run in facts:
         ahead_us, unsure_us = off.get(run["machine"] or run["boot"], (0, 0))
         times = ("offset_us", "started_at_us", "last_at_us")
         moved = {name: run[name] - ahead_us for name in times}

@@ -21,8 +21,8 @@ def histories(
     events = by_pair(facts.get("event", ()))
     found = {}
     for pair, of_pair in sorted(by_pair(runs).items()):
-        told = [_event(row, offsets[row["boot"]]) for row in events.get(pair, ())]
-        history = History([_run(run, pulses) for run in of_pair], told, clock_error_us)
+        merged = [_event(row, offsets[row["boot"]]) for row in events.get(pair, ())]
+        history = History([_run(run, pulses) for run in of_pair], merged, clock_error_us)
         states = history.states()
         both = overlaps(states, history.runs, clock_error_us)
         found[pair] = PairHistory(states, history.incidents(states), both)
@@ -67,13 +67,13 @@ def _pulses(rows: Rows) -> dict[str, dict[str, Any]]:
 
 def _run(run: Row, pulses: Mapping[str, Row]) -> Run:
     pulse = pulses.get(run["boot"], {}) if run["source"] == "broker" else {}
-    told = {**run, **{name: pulse.get(name) for name in _OF_PULSES}}
-    return Run(**{field.name: told[field.name] for field in fields(Run)})
+    merged = {**run, **{name: pulse.get(name) for name in _OF_PULSES}}
+    return Run(**{field.name: merged[field.name] for field in fields(Run)})
 
 
 def _event(row: Row, offset_us: int) -> Event:
-    told = {**row, "at_us": row["mono"] + offset_us}
-    return Event(**{field.name: told[field.name] for field in fields(Event)})
+    merged = {**row, "at_us": row["mono"] + offset_us}
+    return Event(**{field.name: merged[field.name] for field in fields(Event)})
 
 
 def states(histories: Mapping[str, PairHistory]) -> Iterable[dict[str, Any]]:

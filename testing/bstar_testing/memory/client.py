@@ -179,11 +179,11 @@ class MemoryLoop:
                 outcomes = sink.get_nowait()
             except queue.Empty:  # another thread reads the same sink
                 continue
-            assert outcomes is not None, "nobody is promoted here"
+            assert outcomes is not None, "no thread is promoted here"
             return outcomes
 
     def abandon(self, calls: Iterable[Call]) -> None:
-        """Nobody waits for these calls. Only notes it, because a finaliser may call this anywhere."""
+        """No caller waits for these calls. Only notes it, because a finaliser may call this anywhere."""
         self._abandoned.extend(calls)
         self._world.post(self._abandon)
 

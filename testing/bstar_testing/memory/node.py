@@ -163,7 +163,7 @@ class MemoryNode:
         return MemoryStore(broker, replica, self._world.clock)
 
     def kill(self) -> None:
-        """SIGKILL: the connections break, and the peer's link finds nobody."""
+        """SIGKILL: the connections break, and the peer's link finds no node."""
         self.is_alive = False
         self._world.timed.remove(self)
         self.keepalives.clear()
@@ -256,7 +256,7 @@ class MemoryNode:
         connection = self._connections.get(routing_id)
         if connection is None:
             if routing_id in self.keepalives:
-                return []  # nobody reads it
+                return []  # it is not read
             if type(output) is Dispatch:
                 return self.node.undelivered(routing_id, self._world.now)
             return self.node.unreachable(routing_id, self._world.now, is_gone=True)

@@ -176,7 +176,7 @@ class MemoryWorkerLoop(MemoryDispatcher):
         return super().failed(job, request, error)
 
     def pause(self, job: Job) -> bool:
-        """Let the others go on before the next part of a stream. False: nobody waits for the rest."""
+        """Let the others go on before the next part of a stream. False: no caller waits for the rest."""
         strand, world = self.strands.get(threading.get_ident()), self._world
         if strand is not None:
             world.at(world.now + _PART_S, lambda: world.offer(strand.resume))
@@ -192,7 +192,7 @@ class MemoryWorkerLoop(MemoryDispatcher):
         self.report((job, [], "progress"))
 
     def _end(self, error: BstarError | None) -> None:
-        """Nobody waits for the worker: its callers see that it is gone."""
+        """The world does not wait for the worker: its callers see that it is gone."""
 
 
 class _Outbox:

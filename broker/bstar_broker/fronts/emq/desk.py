@@ -74,7 +74,7 @@ class Desk:
     def goodbye(self, door: str, routing_id: bytes, refused: bytes = b"") -> FrontSend:
         """KBYE: this node does nothing for the peer, the other one does.
 
-        Its msgid is ``refused``, that of a message which certainly nobody executes because of this node.
+        Its msgid is ``refused``, that of a message which this node certainly gives to no manager.
         """
         return self.send(door, routing_id, emq.Goodbye(refused or self.new_id()))
 

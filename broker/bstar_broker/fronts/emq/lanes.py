@@ -36,7 +36,7 @@ class Tier(msgspec.Struct, eq=False):
 
 
 class Line(msgspec.Struct, eq=False):
-    """The lanes of one queue, by weight. ``top``: the highest weight with a free slot, as last told."""
+    """The lanes of one queue, by weight. ``top``: the highest weight with a free slot, as last reported."""
 
     name: str
     tiers: dict[int, Tier] = {}

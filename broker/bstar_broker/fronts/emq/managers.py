@@ -11,7 +11,7 @@ A manager that is silent for too long, says KBYE or cannot be reached is forgott
 its jobs. The published router loses them.
 
 A node that is passive while its peer serves takes an INFORM, says KBYE and is silent then: a manager of ours
-goes to the other node at once, a published one after 15 s. While nobody serves, managers are kept, because
+goes to the other node at once, a published one after 15 s. While no node serves, managers are kept, because
 this node is the one that serves next.
 """
 

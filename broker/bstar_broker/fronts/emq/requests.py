@@ -11,7 +11,7 @@ A failure is: every manager that got it was lost, its time in the queue ended, t
 its job ran past its time, or the handler of a worker of another dialect raised. What a job raises is a result
 like any other. A refusal is a result, too: ``{"value": "refused: …"}``.
 
-The queue that nobody offers is the default queue, where somebody offers that. A node that does not serve
+A queue without managers is served by the default queue, if that has managers. A node that does not serve
 answers KBYE: the client asks the other one.
 """
 

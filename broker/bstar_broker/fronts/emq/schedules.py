@@ -225,7 +225,7 @@ class MemorySchedules:
         return []
 
     def _next(self, memo: Memo, now: float) -> float:
-        """The time after ``due_at``; infinite if there is none."""
+        """The time after ``due_at``, or infinity."""
         plan = memo.plan
         if plan.every_ms:
             every_s = plan.every_ms / 1000

@@ -132,7 +132,7 @@ class PirateFront:
     def _receive_unread(
         self, door: str, peer: bytes, error: RemoteProtocolError, user_id: str, now: float
     ) -> list[Output]:
-        """Count it. It registers nobody. If the sender holds a request, this was to be the reply."""
+        """Count it. It registers no worker. If the sender holds a request, this was to be the reply."""
         self._counts["unread"] += 1
         outputs = self._inlet.note(f"ppp-{error.reason}", error.text)
         worker = self._inlet.workers.get(peer) if door == WORKERS else None

@@ -1,6 +1,6 @@
 """The messages that consumers have, or are to get next: PZQ's marks "in flight".
 
-They are in memory only. After a failover or a restart each message that nobody acknowledged is pending.
+They are in memory only. After a failover or a restart each message without an acknowledgement is pending.
 
     held --take--> sent --end--> gone
      ^              |
@@ -68,7 +68,7 @@ class Deliveries:
         return True
 
     def take(self, until: float) -> Delivery | None:
-        """The held one that came first, None if there is none; it counts as sent."""
+        """The held one that came first, or None; it counts as sent."""
         while self._waiting:
             number, key = heappop(self._waiting)
             delivery = self._by_key.get(key)

@@ -57,7 +57,7 @@ class PzqSettings(msgspec.Struct, frozen=True):
 
 
 class PzqFront:
-    """A ``Front``. ``wall_us`` returns Unix microseconds, ``random`` so many bytes that nobody can guess."""
+    """A ``Front``. ``wall_us`` returns Unix microseconds, ``random`` so many unguessable bytes."""
 
     name = NAME
 
@@ -119,8 +119,8 @@ class PzqFront:
             message_id, body = self._read_message(frames)
         except RemoteProtocolError as error:
             self._counts["refused"] += 1
-            told = FrontSend(NAME, PRODUCERS, [routing_id, *pzq.not_stored(frames[0], error.text)])
-            return [*self._unread("pzq-producers", error.text), told]
+            refusal = FrontSend(NAME, PRODUCERS, [routing_id, *pzq.not_stored(frames[0], error.text)])
+            return [*self._unread("pzq-producers", error.text), refusal]
         submit = Submit(
             durable.new_id(self._wall_us() // 1000, self._random(10)),
             settings.service,
@@ -322,7 +322,7 @@ class PzqFront:
         return self._offer(now) if self._connections[CONSUMERS] else []
 
     def deactivate(self, now: float) -> list[Output]:
-        """The node serves no more: the other one delivers what nobody acknowledged."""
+        """The node serves no more: the other one delivers what was not acknowledged."""
         self._is_serving = False
         self._deliveries.clear()
         self._retry_at = self._register_at = None

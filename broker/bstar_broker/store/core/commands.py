@@ -103,7 +103,7 @@ class Scheduled(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
 
 class Fired(msgspec.Struct, frozen=True, array_like=True, tag=10, gc=False):
     """The time ``due_ms`` of a schedule has come: make a request for each of ``runs_ms``; ``next_ms`` is its
-    next time, 0 if there is none. It does nothing to a schedule that does not wait for ``due_ms``.
+    next time, or 0. It does nothing to a schedule that does not wait for ``due_ms``.
     """
 
     id: bytes

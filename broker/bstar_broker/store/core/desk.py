@@ -366,7 +366,7 @@ class Desk:
         return [output for wait in waits for output in self._say_result(wait.message, record.id, record)]
 
     def closed(self, request: bytes) -> list[Output]:
-        """A request was forgotten: nobody waits for it any longer."""
+        """A request was forgotten: no client waits for it any longer."""
         waits = self._waits.pop(request, ())
         self.waiting -= len(waits)
         return [output for wait in waits for output in self._say_result(wait.message, request, None)]
@@ -467,7 +467,7 @@ class Desk:
 
 
 def only(principal: Principal | None) -> str | None:
-    """Whose requests it may touch: its own; an operator, and everybody without keys, all."""
+    """Whose requests it may touch: its own; all for an operator, and for every client without keys."""
     return None if principal is None or principal.is_operator else principal.name
 
 

@@ -86,7 +86,7 @@ class Sweeps:
 class DurableStore:
     """A ``bstar_broker.core.store.Store``.
 
-    ``wall_ms`` returns Unix time in milliseconds, ``random`` so many bytes that nobody can guess.
+    ``wall_ms`` returns Unix time in milliseconds, ``random`` so many unguessable bytes.
     """
 
     services = (*(service.value for service in Service), *titanic.SERVICES)

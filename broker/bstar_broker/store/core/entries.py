@@ -67,7 +67,7 @@ class History:
         self.last = last
 
     def epoch_at(self, number: int) -> int:
-        """The epoch of the entry ``number``; 0 if there is none or it is not known any more."""
+        """The epoch of the entry ``number``; 0 if it does not exist or is not known any more."""
         if number > self.last.number:
             return 0
         at = bisect_right(self.epochs, number, key=_number)
@@ -94,7 +94,7 @@ class History:
         self.last = Position(self.epochs[-1].epoch, number) if self.epochs and number else START
 
     def common(self, other: "History") -> Position:
-        """The last entry that is in both; START if there is none, or it is not known."""
+        """The last entry that is in both; START without one, or if it is not known."""
         ends = {first.epoch: end for first, end in self.spans()}
         for first, end in reversed(list(other.spans())):
             if first.epoch in ends:

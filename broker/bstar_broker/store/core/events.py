@@ -120,7 +120,7 @@ class Export(StoreOutput, frozen=True, gc=False):
     ``after`` 0 begins an export, of the table after the entry that was applied last. Its later parts are of
     this same table, whatever is applied meanwhile; so all have one ``applied``, and the log from there on
     (which must not be trimmed) makes the copy current. A part with another ``applied`` says that the disk had
-    to give the export up (nobody asked for a minute): begin again with 0. There is one export at a time.
+    to give the export up (no request for a minute): begin again with 0. There is one export at a time.
     """
 
     after: int
@@ -259,7 +259,7 @@ class Found(StoreInput, frozen=True, gc=False):
 
 class DueFound(StoreInput, frozen=True, gc=False):
     """The records of a ``Due``. ``has_more``: the limit cut it. ``next_ms``: when the next pending record of
-    the service that is not due yet becomes due; 0 if there is none.
+    the service that is not due yet becomes due, or 0.
     """
 
     service: bytes

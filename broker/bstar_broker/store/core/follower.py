@@ -6,7 +6,7 @@ something speaks against it. Its lease tells for how long the leader cannot comm
 time from the *sending* of that Ack, less 10 % for the clocks, it does not commit alone. If the leader is
 heard to live after the end of the lease, by whatever way, it may commit alone by then: the follower is not
 sure until a younger message says that it is in sync. If it is not heard, it has died before it could commit
-alone, or nothing comes through at all, which nobody can tell from its death (docs/adr/0023-replicated-
+alone, or nothing comes through at all, which looks the same as its death (docs/adr/0023-replicated-
 store.md).
 
 A node that is alone gives its own entries up only to a log that has them, or to a node that is alone, too.
@@ -25,7 +25,7 @@ from bstar_broker.store.core.site import Site
 LEASE_FACTOR = 0.9
 # Acks that wait for their echo; the oldest beyond count as lost.
 _ACKS_MAX = 1_000
-_NOBODY = -1
+_NO_LEADER = -1
 # A follower applies what is committed once it has so much of it, or with the next heartbeat: many small
 # entries are one transaction.
 _APPLY_BYTES = 64 << 10
@@ -45,7 +45,7 @@ class Follower:
         self._site = site
         self._lease_s = LEASE_FACTOR * site.settings.peer_timeout_s
         self.is_sure = False
-        self.epoch = _NOBODY
+        self.epoch = _NO_LEADER
         self.matched = 0
         self.peer_last = 0
         self._committed = 0
@@ -70,19 +70,19 @@ class Follower:
             self._parts = 0
 
     def leave(self) -> None:
-        """Follow nobody, and be sure of nothing."""
-        self._follow(_NOBODY)
+        """Follow no leader, and be sure of nothing."""
+        self._follow(_NO_LEADER)
         self.is_sure = False
 
     @property
     def is_on(self) -> bool:
         """True if the peer is followed."""
-        return self.epoch != _NOBODY
+        return self.epoch != _NO_LEADER
 
     @property
     def has_all(self) -> bool:
         """True if all that the peer has is on this disk."""
-        is_matched = self.epoch != _NOBODY and not self.is_importing and self.matched >= self.peer_last > 0
+        is_matched = self.epoch != _NO_LEADER and not self.is_importing and self.matched >= self.peer_last > 0
         return is_matched and self._site.log.synced >= self.peer_last
 
     # --- what the peer sends --------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ class InSync:
 
     @property
     def are_both_granted(self) -> bool:
-        """True if the arbiter knows that both copies are in sync, or there is none."""
+        """True if the arbiter knows that both copies are in sync, or without an arbiter."""
         claim = self._claim
         return not self.is_on or (claim.members == BOTH and claim.is_granted)
 
@@ -68,7 +68,7 @@ class InSync:
         return self._known is not None and self._known[0] == store
 
     def is_member(self, role: Role, store: bytes) -> bool | None:
-        """Is the copy of this role in the set? None if there is none, or it is not known yet."""
+        """Is the copy of this role in the set? None without a set, or if it is not known yet."""
         if self._known is None or self._known[0] != store or not self._known[1].in_sync:
             return None
         return role in self._known[1].in_sync

@@ -3,7 +3,7 @@
 ``Copies`` has the rules for committing with the peer, and without it:
 
     BEHIND   --> JOINING    all entries were sent: from now on none is committed without the peer
-    JOINING  --> IN_SYNC    the peer's disk has all that was committed before: it is told so
+    JOINING  --> IN_SYNC    the peer's disk has all that was committed before: the leader says so
     JOINING  --> BEHIND     it does not come that far in time
     IN_SYNC  --> BEHIND     no Ack for ``peer_timeout_s``, its disk fails, or it has restarted with less
 

@@ -46,7 +46,7 @@ class _Marks:
 
 
 class Log:
-    """``apply_to``: up to which entry the disk was told to apply; that is never taken back. ``error``: the
+    """``apply_to``: up to which entry the disk was asked to apply; that is never taken back. ``error``: the
     disk fails, why.
     """
 

@@ -26,7 +26,7 @@ HEADER = b"BSTR01"
 _FAMILY = b"BSTR"
 
 # A part of table or log is far smaller; one entry or record may have a whole message of a client and its
-# answer. What is longer is none of ours: libzmq hangs up.
+# answer. A longer message is not ours: libzmq hangs up.
 FRAME_BYTES_MAX = 3 * MESSAGE_BYTES_MAX
 # Failovers that a Hello tells of. Logs that parted earlier than that are made equal by the table.
 EPOCHS_MAX = 1_000
@@ -138,7 +138,7 @@ def encode(message: Message) -> list[bytes]:
 
 
 def decode(frames: list[bytes]) -> Message:
-    """Read a message of the peer's store. RemoteProtocolError if it is none."""
+    """Read a message of the peer's store. RemoteProtocolError if it is invalid."""
     header = frames[0] if frames else b""
     if header != HEADER:
         if header[: len(_FAMILY)] == _FAMILY:
@@ -213,7 +213,7 @@ class Source(enum.Enum):
 
 
 def mismatch(own: Hello, peer: Hello) -> str:
-    """Why the peer's store is none for this one, and what to do; "" if it is."""
+    """Why the peer's store does not fit this one, and what to do; "" if it fits."""
     if peer.pair != own.pair:
         return (
             f"its store is of the pair {peer.pair}, this one of {own.pair}: correct store.link of one of them"

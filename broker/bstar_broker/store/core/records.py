@@ -10,7 +10,7 @@ from bstar.wire.durable import Cause, Repeat, Standing, State
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):
-    """One durable request. Times are Unix milliseconds, 0 where there is none.
+    """One durable request. Times are Unix milliseconds, or 0.
 
     ``seq`` is its place in the order of submission. ``attempts`` counts those that failed. ``cause`` and
     ``text`` say why it is dead; while it is pending, ``text`` is that of its last failure. A schedule has its
@@ -104,7 +104,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Table(Protocol):
-    """The records, each with an id and a seq of its own. Records are values: nobody changes one in place.
+    """The records, each with an id and a seq of its own. Records are values: no code changes one in place.
 
     The first part is what the rules use. A change is one transaction with the log entry that causes it.
     """

@@ -11,8 +11,8 @@ apply it. Two nodes are no majority, so their disks keep marks that prove which 
 2. *A committed entry is on both disks, or the leader's disk says that it is alone.* ``Copies`` commits
    without the peer only while the mark ``is_alone`` is stored, and the mark is taken back only after the peer
    has stored that it is in sync.
-3. *A follower in sync has all that is committed.* It is told so only after each further commit waits for its
-   disk and its disk has what was committed before.
+3. *A follower in sync has all that is committed.* The leader says so only after each further commit waits for
+   its disk and its disk has what was committed before.
 4. *Who leads has all that was acknowledged, as far as any disk or message can tell.* A node leads if it was
    sure of its copy since it followed (``Follower``), if its mark says that it is alone and the peer does not
    answer, or after it compared with the peer and took over what the better copy has. Alone is better than in
@@ -397,7 +397,7 @@ class Replica:
                 return list(site.ask(now))
             self._leave()
         if message.epoch == 0 and (site.wanted is None or hello.leads or site.better() != Source.PEER):
-            # Of a source, and nobody asked for it.
+            # Of a source, without a request for it.
             return []
         if isinstance(message, Part):
             return self._follower.part(message, now)

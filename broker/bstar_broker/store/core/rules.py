@@ -18,7 +18,7 @@ A schedule (SCHEDULED) is cancelled and closed like a pending request. Fired mak
 for each of its times that have come, and sets its next time; after the last one it is CANCELLED.
 
 An end is final for everything but Retried and Closed: an answer that comes after a cancel, or after the
-expiry, changes nothing, so what a client was told of the end stays true.
+expiry, changes nothing, so what a client read about the end stays true.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -240,7 +240,7 @@ class Runner:
     # --- time -----------------------------------------------------------------------------------------------
 
     def is_stirred(self) -> bool:
-        """True once after workers have registered: they may offer what nobody offered before."""
+        """True once after workers have registered: they may offer what no worker offered before."""
         if self._registrations == self._ledger.registrations:
             return False
         self._registrations = self._ledger.registrations

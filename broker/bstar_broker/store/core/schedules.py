@@ -38,7 +38,7 @@ class Schedules:
     def found(self, found: Found) -> list[Output]:
         """A page of the table."""
         for record in found.records:
-            # What has changed meanwhile is told later, and counts.
+            # What has changed meanwhile is reported later, and counts.
             if record.id not in self._records:
                 self.note(record)
         return [_page_after(found.records[-1].seq)] if found.has_more else []
@@ -56,7 +56,7 @@ class Schedules:
         self._records.pop(request, None)
 
     def due(self, now_ms: int) -> list[Fired]:
-        """What follows from the times that have come. Each is told once; ``note`` tells the next time."""
+        """What follows from the times that have come. Each is returned once; ``note`` sets the next time."""
         fired: list[Fired] = []
         while self._heap and self._heap[0][0] <= now_ms:
             due_ms, request = heappop(self._heap)

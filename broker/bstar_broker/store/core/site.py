@@ -183,7 +183,7 @@ class Site:
 
     @property
     def _store(self) -> bytes:
-        """The store that this node has or would have; empty if there is none yet."""
+        """The store that this node has or would have; or empty."""
         mark, hello = self.log.mark, self.peer.hello
         if mark is not None and mark.store:
             return mark.store

@@ -37,7 +37,7 @@ class Tally:
         # A declined request is dead as well, but an answer: nobody needs to look at it.
         self.ended = dict.fromkeys((*_ENDS.values(), "declined"), 0)
         self.acknowledged_alone = 0
-        # Those that were told of last; 0 while it does not lead.
+        # Those of the last notice; 0 while it does not lead.
         self.copies = 0
         # The leader's last entry at some moment, that moment, whether the other copy was behind then, and how
         # long it took for the mark before.
@@ -67,13 +67,13 @@ class Tally:
 
     def tell_copies(self, copies: int, *, is_peer_heard: bool, is_refusing: bool) -> list[Notice]:
         """A line for the log when a copy is lost, and when it is back."""
-        told = self.copies
+        before = self.copies
         # A leader that has just begun, and hears its peer, has two copies in a moment.
-        if copies == told or (copies < 2 and not told and is_peer_heard):
+        if copies == before or (copies < 2 and not before and is_peer_heard):
             return []
         self.copies = copies
         if copies > 1:
-            return [Notice("the store has two copies again")] if told else []
+            return [Notice("the store has two copies again")] if before else []
         what = (
             "new durable requests are refused" if is_refusing else "new durable requests are on one disk only"
         )

@@ -32,7 +32,7 @@ def check(repeat: Repeat) -> None:
 
 
 def first(repeat: Repeat, from_ms: int, *, is_delayed: bool) -> int:
-    """The first time (Unix milliseconds); 0 if there is none.
+    """The first time (Unix milliseconds), or 0.
 
     An interval begins at ``from_ms`` if that was asked for, and else one interval later.
     """
@@ -48,7 +48,7 @@ def fire(record: Record, now_ms: int) -> Fired:
     passed = [due_ms]
     next_ms = 0
     if repeat.every_ms:
-        # Behind the last thousand, nobody asks.
+        # No caller asks for more than the last thousand.
         behind = max(0, (now_ms - due_ms) // repeat.every_ms)
         begin = due_ms + max(0, behind - RUNS_MAX) * repeat.every_ms
         passed = list(range(begin, now_ms + 1, repeat.every_ms)) or [due_ms]

@@ -38,7 +38,7 @@ ERROR = b"500"
 
 
 class Titanic:
-    """The three services on the store. ``new_id`` makes ids that nobody can guess (TSP-S-02)."""
+    """The three services on the store. ``new_id`` makes unguessable ids (TSP-S-02)."""
 
     def __init__(self, desk: Desk, new_id: Callable[[], bytes]) -> None:
         self._desk = desk

@@ -55,7 +55,7 @@ class Pending(msgspec.Struct):
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """The message went to a connected router; nobody waits for its result."""
+    """The message went to a connected router; no caller waits for its result."""
 
     msgid: bytes
 
@@ -133,7 +133,7 @@ class EmqCalls:
         return self._send(pending, now) if self._may_send else []
 
     def forget(self, msgid: bytes) -> None:
-        """Nobody waits for it any more; if it was not sent, it will not be."""
+        """No caller waits for it any more; if it was not sent, it will not be."""
         self._pending.pop(msgid, None)
 
     def lost(self, reason: str, now: float) -> list[CallOutput]:

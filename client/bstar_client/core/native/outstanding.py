@@ -194,7 +194,7 @@ class Outstanding:
     # --- end ----------------------------------------------------------------------------------------------
 
     def next_deadline(self) -> float:
-        """When the next call is overdue or due for a retry; inf if there is none."""
+        """When the next call is overdue or due for a retry, or inf."""
         due = self.deadlines.next_deadline()
         retries = self._retries
         return retries[0][0] if retries and retries[0][0] < due else due

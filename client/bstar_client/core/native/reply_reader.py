@@ -197,7 +197,7 @@ class ReplyReader:
         if call is None or not call.end_attempt(node.connection, was_dispatched=False):
             return
         call.busy_count += 1
-        call.busy_text = message.body[0].decode("utf-8", "replace") if message.body else "no reason told"
+        call.busy_text = message.body[0].decode("utf-8", "replace") if message.body else "no reason given"
         growth = _BUSY_GROWTH ** min(call.busy_count - 1, 16)
         hint_s = max(message.value / 1000, _BUSY_PAUSE_MIN_S)
         call.busy_pause_s = min(hint_s * growth, _BUSY_PAUSE_MAX_S)

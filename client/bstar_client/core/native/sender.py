@@ -25,7 +25,7 @@ _LONG_TTL_S = TTL_MARGIN_MAX_S / _TTL_MARGIN
 
 
 class Sender:
-    """Sends the calls of one client. ``epoch`` is the highest that a node has told."""
+    """Sends the calls of one client. ``epoch`` is the highest that a node has sent."""
 
     def __init__(self, client_id: bytes, calls: Outstanding) -> None:
         self._client_id = client_id

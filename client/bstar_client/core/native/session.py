@@ -92,7 +92,7 @@ class Session:
 
     @property
     def epoch(self) -> int:
-        """The highest epoch that a node has told."""
+        """The highest epoch that a node has sent."""
         return self._sender.epoch
 
     # --- the caller's side --------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class Session:
         self._vote(outputs, now)
 
     def abandon(self, call: Call, now: float) -> list[Output]:
-        """Nobody waits for this call any more."""
+        """No caller waits for this call any more."""
         outputs: list[Output] = []
         self._cancel(call, outputs)
         self._calls.abandon(call)

@@ -3,10 +3,10 @@
 It serves every protocol without request numbers: plain MDP/0.2, Lazy Pirate, the first model of Freelance and
 a client of plain ``BinaryStar`` servers. Each has its ``Codec``, and ``SessionSettings`` has its policy.
 
-A reply without a number says nothing about the request it answers. So when a reply could come that nobody
+A reply without a number says nothing about the request it answers. So when a reply could come that no call
 waits for (an attempt timed out, a caller gave up), the session opens a new socket to the node. The late reply
 then goes to an address that does not exist (MDP2-R-03, LPP-C-02). ``Codec.is_fresh``: it opens a new socket
-after each reply, too, so that a server's second reply to a request reaches nobody (LPP-C-04).
+after each reply, too, so that a server's second reply to a request reaches no call (LPP-C-04).
 
 After a timeout or a broken connection the session goes to the next endpoint, waits for the settle delay and
 sends the request again. A node that is not active is silent, and each request to it is a vote. So the settle
@@ -131,7 +131,7 @@ class AttemptSession:
         return [output for call in calls for output in self.submit(call, now)]
 
     def abandon(self, call: Call, now: float) -> list[Output]:
-        """Nobody waits for this call any more."""
+        """No caller waits for this call any more."""
         outputs: list[Output] = []
         if call.is_done:
             return outputs
@@ -310,7 +310,7 @@ class AttemptSession:
             self.counters.resends += 1
         call.attempts += 1
         call.node = self._rota.at
-        call.sent_to = self._rota.at + 1  # for ever: nobody can say that it was not executed
+        call.sent_to = self._rota.at + 1  # for ever: it may have been executed
         call.partials = []
         call.partials_count = 0
         self._is_sent = True

@@ -21,7 +21,7 @@ from bstar_client.core.outputs import Deliver, Fail, Output
 class NumberedSession(ABC):
     """Calls by their numbers, in decimal ASCII. See ``ClientCore``. A subclass chooses the servers.
 
-    Numbers begin with 1. A new session has new connections, so the replies to an old one reach nobody.
+    Numbers begin with 1. A new session has new connections, so the replies to an old one reach no call.
     """
 
     def __init__(self, endpoints: Sequence[str], *, outstanding_max: int) -> None:
@@ -79,7 +79,7 @@ class NumberedSession(ABC):
         return [output for call in calls for output in self.submit(call, now)]
 
     def abandon(self, call: Call, now: float) -> list[Output]:
-        """Nobody waits for this call any more."""
+        """No caller waits for this call any more."""
         call.is_done = True
         if call.is_begun:
             self._calls.pop(b"%d" % call.number, None)

@@ -85,7 +85,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
     extensions: bytes = b""
     # None: they are malformed, so the request is not executed.
     headers: Mapping[str, str] | None = NO_HEADERS
-    # When the node accepted it, if it has extensions and the node has told.
+    # When the node accepted it, if it has extensions and the node has said so.
     accepted_at: float | None = None
     partials: int = 0
     handler_ends_at: float | None = None
@@ -114,8 +114,8 @@ _HEARTBEAT = Heard(Hearing.HEARTBEAT)
 class NativeWorker:
     """The native dialect: epochs, deadlines, errors.
 
-    ``heartbeat_s`` and ``expiry_s`` hold until a broker tells others in WELCOME. ``process``: what the broker
-    is told of the worker's process. ``description``: the frame in which it is told of the service.
+    ``heartbeat_s`` and ``expiry_s`` hold until a broker tells others in WELCOME. ``process``: what it sends
+    about the worker's process. ``description``: the frame that describes the service.
     """
 
     is_confirming = True  # the broker confirms a registration
@@ -278,7 +278,7 @@ class Mdp02Worker:
             return Heard(Hearing.REQUEST, 0, command.client, command.body)
         if command.verb is WorkerVerb.HEARTBEAT:
             return _HEARTBEAT
-        return Heard(Hearing.DISCONNECT, reason="told by the broker")
+        return Heard(Hearing.DISCONNECT, reason="the broker says so")
 
 
 WorkerDialect = NativeWorker | Mdp02Worker

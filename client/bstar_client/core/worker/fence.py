@@ -2,10 +2,10 @@
 
 It is the highest epoch in which a node said that it serves. The worker refuses requests of lower epochs. So
 if both nodes believe that they are active, only the newer one gets work done. The epoch of a passive node
-does not count, because nobody serves in it.
+does not count, because no node serves in it.
 
 A node that hears a higher epoch activates above it, if it believes it (``bstar.wire.epochs``). If the
-distance is too large, the worker comes down: it follows the node once nobody has served in the higher epoch
+distance is too large, the worker comes down: it follows the node once no node has served in the higher epoch
 for an expiry. Otherwise it would refuse a pair whose epochs began again for ever.
 """
 

@@ -1,7 +1,7 @@
 """A worker's sessions, one with each node: connections, registrations, heartbeats, pauses after failures.
 
 A worker registers (READY) on every new connection. A session ends when its connection breaks, when its broker
-is silent for the expiry that it told, or when the broker sends DISCONNECT. Then a new session begins. After
+is silent for the expiry it announced, or when the broker sends DISCONNECT. Then a new session begins. After
 silence or DISCONNECT it begins on a new socket after a growing pause (MDP1-R-02, MDP1-W-06, MDP2-W-06).
 """
 

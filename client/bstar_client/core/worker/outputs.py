@@ -60,7 +60,7 @@ class Abandon(msgspec.Struct, frozen=True, gc=False):
 
 
 class Cancel(msgspec.Struct, frozen=True, gc=False):
-    """Nobody waits for this request any more: tell its handler, which runs."""
+    """No client waits for this request any more: notify its handler, which runs."""
 
     job: Job
 

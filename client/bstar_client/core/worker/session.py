@@ -318,7 +318,7 @@ class WorkerCore:
         return outputs
 
     def _leave_idle(self, outputs: list[WorkerOutput], now: float) -> None:
-        """Leave the nodes that wait for nothing; end when there is none left."""
+        """Leave the nodes that wait for nothing; end when no node is left."""
         for session in self.sessions:
             if not self._jobs.is_any_of(session.connection):
                 self._leave(session, outputs)
@@ -476,7 +476,7 @@ class WorkerCore:
             outputs.append(begin)
 
     def _cancel(self, session: NodeSession, identity: bytes, outputs: list[WorkerOutput], now: float) -> None:
-        """The node says that nobody waits for this request any more (BSN-W-19)."""
+        """The node says that no client waits for this request any more (BSN-W-19)."""
         job = self._jobs.find(identity, session.connection)
         if job is None or job.cancelled_at is not None:
             return
