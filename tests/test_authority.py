@@ -246,6 +246,8 @@ def test_management_services_are_for_operators_and_clients(house: House) -> None
 
     assert asked("ops", b"mmi.state") == native.FINAL
     assert asked("shop", b"mmi.service") == native.FINAL
+    assert asked("shop", b"mmi.descriptions") == native.FINAL
+    assert asked("worker", b"mmi.descriptions") == native.ERROR
     assert asked("shop", b"mmi.state") == native.ERROR
     assert asked("worker", b"mmi.service") == native.ERROR
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,16 +14,18 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from bstar.wire.description import Offer
-from bstar_cli import exits
+from bstar.errors import ConfigurationError, NoActiveNodeError, RemoteProtocolError
+from bstar.wire.description import Offer, ServiceSummary
+from bstar_cli import exits, services
 from bstar_cli.frames import print_frames
 from bstar_cli.main import main
 from bstar_cli.schemas import UncheckableError, misfits, mixture, outline, versions_text
 from bstar_cli.services import offers_of
 from bstar_client import Request, Worker
+from bstar_client.calls.status import NodeAnswer
 from bstar_testing import Pair
 from bstar_testing.processes import wait_until
-from support.brokers import Broker, lone_broker
+from support.brokers import STEADY, Broker, lone_broker
 
 
 @pytest.fixture(autouse=True)
@@ -210,7 +213,11 @@ def test_a_terminal_gets_json_with_indents(frame: bytes, shown: str, monkeypatch
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     with lone_broker(tmp_path_factory.mktemp("cli")) as broker:
-        plain = Worker(broker.endpoint, "plain", lambda request: b"yes", dialect="mdp02")
+        beats: dict[str, Any] = {
+            "heartbeat_s": STEADY.timing.mdp_heartbeat_interval_s,
+            "liveness": STEADY.timing.mdp_liveness,
+        }
+        plain = Worker(broker.endpoint, "plain", lambda request: b"yes", dialect="mdp02", **beats)
         old = Worker(broker.endpoint, "price", price, version="1.4", threads=2)
         new = Worker(broker.endpoint, "mixed", price, version="1.4")
         newer = Worker(broker.endpoint, "mixed", strict, version="1.5")
@@ -297,6 +304,61 @@ def test_a_schema_is_printed_for_programs(node: Broker, capsys: pytest.CaptureFi
     assert main(["services", "schema", "mixed", "--version", "2", *where]) == exits.FAILED
     assert main(["services", "schema", "plain", *where]) == exits.FAILED
     assert main(["services", "schema", "price", "--of", "what", *where]) == exits.USAGE
+
+
+def answers(*bodies: list[bytes] | None, is_denied: bool = False) -> list[NodeAnswer]:
+    return [
+        NodeAnswer(f"tcp://n{number}:1", body, "silent" if body is None else None, is_denied=is_denied)
+        for number, body in enumerate(bodies)
+    ]
+
+
+def listing(*counts: int) -> list[bytes]:
+    rows = [ServiceSummary(f"s{number}", count) for number, count in enumerate(counts)]
+    return [b"200", msgspec.json.encode(rows)]
+
+
+def test_the_node_that_knows_of_most_workers_counts() -> None:
+    best = services._best(answers(listing(1), None, listing(2, 3), [b"404"]), list[ServiceSummary])
+    assert [each.workers for each in best] == [2, 3]
+    assert services._best(answers([b"404"], None), list[ServiceSummary]) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        (answers(None, None), NoActiveNodeError, "no node answers: tcp://n0:1: silent; tcp://n1:1: silent"),
+        (answers(None, is_denied=True), ConfigurationError, "tcp://n0:1: silent"),
+        (answers([b"501"], None), RemoteProtocolError, "tcp://n0:1: a broker of an earlier release"),
+        (answers([]), RemoteProtocolError, "tcp://n0:1: a broker of an earlier release"),
+        (answers([b"200", b"?"]), RemoteProtocolError, "tcp://n0:1: the answer cannot be read"),
+    ],
+)
+def test_without_an_answer_the_reason_of_each_node_is_told(
+    given: list[NodeAnswer], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=re.escape(text)):
+        services._best(given, list[ServiceSummary])
+
+
+def test_several_pairs_are_one_listing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(endpoints: tuple[str, ...], *rest: object) -> list[NodeAnswer]:
+        return answers(listing(1, 2) if "tcp://127.0.0.1:1" in endpoints else listing(7))
+
+    monkeypatch.setattr(services, "ask_nodes", ask)
+    where = ("--endpoints", "tcp://127.0.0.1:1,tcp://127.0.0.1:2;tcp://127.0.0.1:3,tcp://127.0.0.1:4")
+    assert main(["services", "ls", *where]) == exits.OK
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows == [
+        ["SERVICE", "PAIR", "VERSION", "WORKERS", "DESCRIPTION"],
+        ["s0", "#1", "-", "1", "-"],
+        ["s0", "#2", "-", "7", "-"],
+        ["s1", "#1", "-", "2", "-"],
+    ]
+    assert main(["services", "ls", "--json", *where]) == exits.OK
+    assert [json.loads(line)["pair"] for line in capsys.readouterr().out.splitlines()] == ["#1", "#2", "#1"]
 
 
 @pytest.mark.loopback

@@ -70,19 +70,24 @@ def listed(service: ServiceRecord) -> list[DescriptionState]:
 
 def versions(service: ServiceRecord) -> dict[str, int]:
     """How many workers are of each version, "" for those that name none; empty if all name none."""
+    if not service.descriptions:
+        return {}
     counts: dict[str, int] = {}
     for each, count in _most_first(service):
         name = each.version if each.version in counts or len(counts) < LISTED_MAX else _OTHERS
         counts[name] = counts.get(name, 0) + count
     silent = service.workers - sum(counts.values())
-    if silent and counts:
+    if silent:
         counts[""] = counts.get("", 0) + silent
     return {} if set(counts) <= {""} else counts
 
 
 def text(service: ServiceRecord) -> str:
     """The description that most workers give."""
-    return next((each.text for each, _ in _most_first(service) if each.text), "")
+    for each, _ in _most_first(service):
+        if each.text:
+            return each.text
+    return ""
 
 
 def summary(service: ServiceRecord) -> ServiceSummary:
@@ -91,7 +96,8 @@ def summary(service: ServiceRecord) -> ServiceSummary:
 
 
 def _most_first(service: ServiceRecord) -> Iterable[tuple[ServiceDescription, int]]:
-    return sorted(service.descriptions.items(), key=lambda pair: (-pair[1], pair[0].version))
+    pairs = service.descriptions.items()
+    return pairs if len(pairs) < 2 else sorted(pairs, key=lambda pair: (-pair[1], pair[0].version))
 
 
 def _read(frame: bytes) -> ServiceDescription:
