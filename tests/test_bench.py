@@ -309,6 +309,6 @@ def test_ctrl_c_prints_what_was_measured_so_far() -> None:
 def test_that_nobody_answers_is_told(tmp_path: Path) -> None:
     done = bench("echo", "--endpoints", f"ipc://{tmp_path}/nobody", "--timeout", "0.2")
     assert (done.returncode, done.stdout) == (3, "")
-    assert "nobody answers echo" in done.stderr
+    assert "no worker answers echo" in done.stderr
     assert "--echo 1" in done.stderr
     assert "Traceback" not in done.stderr

@@ -272,7 +272,7 @@ def test_what_is_wrong_with_a_job_is_told_before_it_runs(spark: SparkSession) ->
         ({"task_deadline": -1}, "task_deadline is above 0"),
         ({"error_threshold": 0}, "error_threshold is a share below 1"),
         ({"error_span": 0}, "error_span is 1 row"),
-        ({"endpoints": []}, "there is none"),
+        ({"endpoints": []}, "the list is empty"),
         ({"service": "mmi.services"}, "a worker's service"),
     ]
     for change, text in wrong:

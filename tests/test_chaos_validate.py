@@ -266,7 +266,7 @@ def test_a_failure_that_a_fault_explains_is_no_violation() -> None:
 def test_a_call_that_was_begun_although_its_caller_was_told_otherwise_is_found() -> None:
     call = failed(500, 10.2, error="NoActiveNodeError", may_have_executed=False)
     begun = Execution("worker1", 1, 900, 12.0, 2, 2, "", call.body, False)
-    assert "was told that it was not executed" in found(with_call(call, begun), "d").text
+    assert "was answered as not executed" in found(with_call(call, begun), "d").text
 
 
 # --- (f) recovery, (g) control ------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def generate() -> str:
         "|---|---|",
         *(f"| {relation.words} | {relation.reason} |" for relation in RELATIONS),
         "",
-        "Not visible in one file, so nobody checks them for you:",
+        "One file does not show these, so check them yourself:",
         "",
         (
             "- A client's deadline should be longer than `failover_timeout_s` plus the time a call takes. "
@@ -85,7 +85,7 @@ def generate() -> str:
         ),
         (
             "- `failover_timeout_s` should be longer than the pauses that your machines really make: a node "
-            "that was away longer steps down even if nobody else can serve."
+            "that was away longer steps down even if no other node can serve."
         ),
         "",
     ]
