@@ -7,6 +7,7 @@ from itertools import count
 
 import pytest
 
+from bstar.errors import BstarError
 from bstar_client import (
     Ask,
     BusyError,
@@ -19,13 +20,14 @@ from bstar_client import (
     HandlerError,
     OutcomeUnknownError,
     Progress,
+    Reply,
     Request,
     RequestCancelledError,
     RetryPolicy,
     UnknownRequestError,
 )
 from bstar_testing import Pair, pair
-from support.call_stages import QUEUE_LENGTH_MAX, AsyncFake, Fake, Real, Stage
+from support.call_stages import QUEUE_LENGTH_MAX, AsyncFake, Fake, Handler, Real, Stage
 
 PRICES = {b"apple": b"3", b"pear": b"4"}
 
@@ -280,6 +282,77 @@ def test_after_a_failover_progress_is_that_of_the_second_execution_from_its_begi
     assert seen[-1] == Progress(2, 2, "run 2")
     told = [Progress(done, 2, f"run {run}") for run, done in ((1, 0), (1, 2), (2, 0), (2, 2))]
     assert seen == [progress for progress in told if progress in seen], "in this order, each once"
+
+
+# --- all workers --------------------------------------------------------------------------------------------
+
+
+class Cache:
+    """The handlers of one service's workers: each keeps what it was asked."""
+
+    def __init__(self, count: int) -> None:
+        self.asked: list[list[Request]] = [[] for _ in range(count)]
+        self.handlers = [self._handler(number) for number in range(count)]
+
+    def _handler(self, number: int) -> Handler:
+        def clear(request: Request) -> bytes:
+            self.asked[number].append(request)
+            return b"%d" % number
+
+        return clear
+
+
+def by_outcome(outcomes: dict[str, Reply | CallFailed]) -> tuple[list[bytes], list[BstarError]]:
+    """The bodies of the replies, sorted, and the errors. Workers register in any order."""
+    bodies = sorted(each.body for each in outcomes.values() if isinstance(each, Reply))
+    return bodies, [each.error for each in outcomes.values() if isinstance(each, CallFailed)]
+
+
+def test_each_worker_is_asked_once_and_has_an_outcome(stage: Stage) -> None:
+    def decline(request: Request) -> bytes:
+        raise Declined("no-cache", "there is none")
+
+    cache = Cache(8)
+    with stage.enter({"clear": [*cache.handlers, decline, quote]}):
+        answered, failed = by_outcome(stage.client.ask_all("clear", b"x"))
+        assert answered == [b"%d" % number for number in range(8)]
+        assert set(map(type, failed)) == {DeclinedError, HandlerError}
+        assert len(failed) == 2
+        assert stage.client.ask_all("nobody", b"x") == {}
+    assert [len(each) for each in cache.asked] == [1] * 8
+
+
+def test_a_worker_that_is_stuck_is_one_outcome_of_many(stage: Stage) -> None:
+    cache = Cache(3)
+    with stage.enter({"clear": [*cache.handlers, stage.slow(30)]}):
+        answered, [error] = by_outcome(stage.client.ask_all("clear", b"x", timeout=2))
+        assert answered == [b"0", b"1", b"2"]
+        assert type(error) is CallTimeoutError
+        assert error.may_have_executed
+
+
+def test_at_a_failover_the_other_node_asks_the_same_workers(stage: Stage) -> None:
+    cache = Cache(4)
+    failing = iter([stage.fail_over])
+
+    def fail_over(request: Request) -> bytes:
+        for act in failing:
+            act()
+        return b"failed over"
+
+    with stage.enter({"clear": [*cache.handlers, fail_over]}):
+        outcomes = stage.client.ask_all("clear", b"x")
+        assert by_outcome(outcomes) == ([b"0", b"1", b"2", b"3", b"failed over"], [])
+        assert outcomes.keys() == stage.client.ask_all("clear", b"y").keys()
+    assert all({each.body for each in asked} == {b"x", b"y"} for asked in cache.asked)
+
+
+def test_at_a_failover_what_must_not_run_twice_and_was_begun_has_no_known_outcome(stage: Stage) -> None:
+    runs = Runs(stage.fail_over)
+    with stage.enter({"clear": [runs]}):
+        [outcome] = stage.client.ask_all("clear", b"x", idempotent=False).values()
+        assert type(outcome.error) is OutcomeUnknownError
+    assert len(runs.requests) == 1
 
 
 # --- durable requests ---------------------------------------------------------------------------------------

@@ -91,6 +91,9 @@ def test_the_version_is_told(arguments: list[str], capsys: pytest.CaptureFixture
         ["worker"],
         ["call", "echo", "--timeout", "soon"],
         ["call", "echo", "--raw", "--json"],
+        ["call", "echo", "--all", "--raw"],
+        ["call", "echo", "--all", "--stream"],
+        ["call", "echo", "--all", "--key", "x"],
         ["call", "echo", "x", "--endpoints", "here"],
         ["call", "echo", "x", "--endpoints", ","],
         ["call", "echo", "@/does/not/exist"],
@@ -369,6 +372,30 @@ def test_a_call_takes_a_file_and_prints_octets_as_they_are(node: Broker, tmp_pat
         assert reply["frames"] == ["@x"]
         assert reply["endpoint"] == node.endpoint
         assert reply["final"] is True
+
+
+@pytest.mark.loopback
+def test_a_call_of_all_workers_prints_a_line_for_each_and_ends_with_the_first_error(node: Broker) -> None:
+    call = ("call", "cli-all", "hello\x1b", "--all", "--endpoints", node.endpoint)
+    done = run(*call)
+    assert (done.returncode, done.stdout) == (3, b"")
+    assert b'no worker offers service "cli-all"' in done.stderr
+    with Child(node, "--service", "cli-all"), Child(node, "--service", "cli-all"):
+        done = run(*call)
+        lines = [line.split(" ", 1) for line in done.stdout.decode().splitlines()]
+        assert (done.returncode, [text for _, text in lines]) == (0, ["hello\\x1b"] * 2)
+        with Child(node, "--service", "cli-all", "fail"):
+            done = run(*call)
+            assert done.returncode == 1
+            assert [" failed: RuntimeError: hello" in line for line in done.stdout.decode().splitlines()] == [
+                False,
+                False,
+                True,
+            ]
+            done = run(*call, "--json")
+            told = [json.loads(line) for line in done.stdout.splitlines()]
+            assert [each["worker"] for each in told[:2]] == [name for name, _ in lines]
+            assert [each.get("error") for each in told] == [None, None, "HandlerError"]
 
 
 @pytest.mark.loopback

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from bstar.errors import OutcomeUnknownError, StreamInterruptedError
-from bstar_client import Ask, HAClient, Reply, Request, Worker
+from bstar.errors import CallTimeoutError, OutcomeUnknownError, StreamInterruptedError
+from bstar_client import Ask, CallFailed, HAClient, Reply, Request, Worker
 from bstar_testing import wait_until
 from support.brokers import Broker, lone_broker
 
@@ -157,3 +158,35 @@ def test_a_stream_that_has_begun_is_not_repeated(broker: Broker, tmp_path: Path)
         with pytest.raises(StreamInterruptedError):
             next(parts)
     assert successor.bodies == []
+
+
+def test_of_ten_workers_that_are_asked_a_dead_and_a_stuck_one_are_two_errors(
+    broker: Broker, tmp_path: Path
+) -> None:
+    service, is_over = "whole-clear", threading.Event()
+
+    def stuck(request: Request) -> None:
+        is_over.wait(WAIT_S)
+
+    with (
+        HAClient(broker.endpoint, timeout=WAIT_S) as client,
+        ThreadPoolExecutor(1) as pool,
+        doomed(broker, service, tmp_path) as worker,
+        ExitStack() as stack,
+    ):
+        for handler in (*[lambda request: b"cleared"] * 8, stuck):
+            stack.enter_context(Worker(broker.endpoint, service, handler))
+        stack.callback(is_over.set)
+        wait_until(
+            lambda: any((each["service"], each["workers"]) == (service, 10) for each in client.services()),
+            "the registration of ten workers",
+        )
+        asked = pool.submit(lambda: client.ask_all(service, b"x", timeout=10.0))
+        wait_until(lambda: worker.begun == [b"x"], "the doomed handler's begin")
+        worker.kill()
+        outcomes = list(asked.result(WAIT_S).values())
+        assert [each.body for each in outcomes if isinstance(each, Reply)] == [b"cleared"] * 8
+        errors = [each.error for each in outcomes if isinstance(each, CallFailed)]
+        assert {type(error) for error in errors} == {OutcomeUnknownError, CallTimeoutError}
+        assert len(errors) == 2
+        assert len(client.ask_all(service, b"y", timeout=1.0)) == 9, "the dead one is not registered"

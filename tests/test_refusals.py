@@ -45,7 +45,8 @@ def test_objectives_count_every_reason_that_a_service_counts() -> None:
 def test_a_client_may_send_again_what_has_no_code() -> None:
     codes = {each.reason: each.code for each in REFUSALS}
     assert {reason for reason, code in codes.items() if code} == {
-        *("other-body", "once-repeated", "call-not-allowed", "no-store", "invalid-durable", "record-damaged")
+        *("other-body", "once-repeated", "call-not-allowed", "no-store", "invalid-durable", "record-damaged"),
+        "worker-gone",
     }
     assert codes["call-not-allowed"] is ErrorCode.NOT_ALLOWED
     assert all(each.retry_after_ms > 0 for each in REFUSALS)

@@ -15,6 +15,7 @@ from bstar.wire.extensions import attempt_extension, attempt_of, process_extensi
 from bstar.wire.messages import (
     NEVER_MS,
     NO_PROCESS,
+    Directed,
     Disconnect,
     ErrorCode,
     Failure,
@@ -41,7 +42,7 @@ ASKER = NativeAsker(b"id", IDENTITY)
 ID = "000102030405060708090a0b0c0d0e0f.0000000000000007"
 NOBODY = "00000000000000000000000000000000.0000000000000000"
 STATUS = NodeStatus(4, 3, 3, 120, NEVER_MS, 1000, 2000)
-STATUS_HEX = "0403.00000078.ffffffff.000003e8.000007d0.1f"
+STATUS_HEX = "0403.00000078.ffffffff.000003e8.000007d0.3f"
 
 
 def frames(text: str) -> list[bytes]:
@@ -185,6 +186,45 @@ SAID: list[tuple[str, list[bytes], object]] = [
         native.encode_stale_epoch(IDENTITY, 4),
         StaleEpoch(b"id", IDENTITY, 4),
     ),
+    (
+        f"b5011200.{ID}.0000000000000003.00000bb8.04.6563686f 31663639623662303530663162313031 6869",
+        native.encode_request(
+            IDENTITY, b"echo", [b"1f69b6b050f1b101", b"hi"], ttl_ms=3000, epoch=3, is_directed=True
+        ),
+        Directed(b"id", 3, (), b"echo", [b"hi"], IDENTITY, 3000, 3, worker=b"1f69b6b050f1b101"),
+    ),
+    (
+        f"b5011239.{ID}.0000000000000000.00000000.04.6563686f.40.0002.beef 77 -",
+        extended(
+            native.encode_request(
+                IDENTITY,
+                b"echo",
+                [b"w", b""],
+                is_repeated=True,
+                is_urgent=True,
+                is_once=True,
+                is_whole=True,
+                is_directed=True,
+            ),
+            b"\x40\x00\x02\xbe\xef",
+        ),
+        Directed(
+            b"id",
+            3,
+            (),
+            b"echo",
+            [b""],
+            IDENTITY,
+            0,
+            0,
+            b"\x40\x00\x02\xbe\xef",
+            True,
+            True,
+            True,
+            True,
+            b"w",
+        ),
+    ),
 ]
 
 
@@ -299,7 +339,7 @@ def test_another_version_is_refused(header: str) -> None:
 
 
 @pytest.mark.requirement("BSN-G-08")
-@pytest.mark.parametrize("command", [0x00, 0x12, 0x7F, 0xFF])
+@pytest.mark.parametrize("command", [0x00, 0x13, 0x7F, 0xFF])
 def test_an_unknown_command_is_refused_and_condemns_nobody(command: int) -> None:
     octets = frames(f"b501{command:02x}00.{ID}.0000000000000003.00000bb8.04.6563686f 6869")
     with pytest.raises(RemoteProtocolError, match="native-command") as caught:
@@ -375,6 +415,11 @@ MALFORMED: list[tuple[str, str, bool]] = [
     (f"b5010100.{ID}.0000000000000003.00000bb8.00 6869", "service-name", False),
     (f"b5010100.{ID}.0000000000000003.00000bb8.04.6563686f", "client-frames", False),
     (f"b5010100.{NOBODY}.0000000000000003.00000bb8.04.6563686f 6869", "identity", False),
+    (f"b5011200.{ID}.0000000000000003.00000bb8.00 77 6869", "service-name", False),
+    (f"b5011200.{ID}.0000000000000003.00000bb8.04.6563686f 77", "client-frames", False),
+    (f"b5011200.{ID}.0000000000000003.00000bb8.04.6563686f - 6869", "client-frames", False),
+    (f"b5011200.{ID}.0000000000000003.00000bb8.04.6563686f {'77' * 65} 6869", "client-frames", False),
+    (f"b5011200.{NOBODY}.0000000000000003.00000bb8.04.6563686f 77 6869", "identity", False),
     (f"b5010200.{ID}.0000000000000003.00000000.00", "worker-frames", True),
     (f"b5010300.{ID}.0000000000000003.00000000.00", "worker-frames", True),
     (f"b5010300.{ID}.0000000000000003.00000000.01 6869", "native-header", False),
@@ -503,15 +548,15 @@ def test_an_error_text_is_for_people_and_short() -> None:
 def test_the_numbers_on_the_wire() -> None:
     commands = (
         "REQUEST PARTIAL FINAL ERROR BUSY NOT_ACTIVE PING PONG READY WELCOME HEARTBEAT DISCONNECT "
-        "STALE_EPOCH REQUESTS FINALS CANCEL PROGRESS"
+        "STALE_EPOCH REQUESTS FINALS CANCEL PROGRESS DIRECTED"
     )
-    assert [getattr(native, name) for name in commands.split()] == list(range(1, 18))
+    assert [getattr(native, name) for name in commands.split()] == list(range(1, 19))
     assert (native.FLAG_REDELIVERED, native.FLAG_DISPATCHED) == (1, 2)
     assert [code.name for code in ErrorCode] == [
         "HANDLER_FAILED", "HANDLER_TIMEOUT", "WORKER_LOST", "POISON", "EXPIRED", "INVALID", "NOT_ALLOWED",
-        "RETRY", "CANCELLED",
+        "RETRY", "CANCELLED", "WORKER_GONE",
     ]  # fmt: skip
-    assert [code.value for code in ErrorCode] == list(range(1, 10))
+    assert [code.value for code in ErrorCode] == list(range(1, 11))
     assert [reason.name for reason in Reason] == [
         "GOODBYE",
         "UNKNOWN",
@@ -652,7 +697,7 @@ def test_an_example_of_the_specification_is_a_message_of_its_name(title: str, ex
 
 
 def test_the_specification_has_an_example_of_every_command() -> None:
-    assert {example[0][2] for _, example in specified_examples()} == set(range(1, 18))
+    assert {example[0][2] for _, example in specified_examples()} == set(range(1, 19))
 
 
 def test_requirements_are_numbered_without_gaps_and_tests_name_real_ones() -> None:

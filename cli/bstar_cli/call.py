@@ -1,4 +1,4 @@
-"""``bstar call``: one request, its reply on standard output."""
+"""``bstar call``: one request, its reply on standard output; or one to each worker of a service."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,14 @@ import typer
 from msgspec import structs
 
 from bstar.base.printable import printable
-from bstar.errors import CallError, ConfigurationError
+from bstar.errors import CallError, ConfigurationError, RefusedError
 from bstar.wire.mmi import PREFIX
 from bstar_cli.frames import BODY_HELP, frames_of, json_frame, print_frames
 from bstar_cli.options import DialectOption, KeptJournal, Nodes, refuse
 from bstar_cli.schemas import UncheckableError, misfits
 from bstar_cli.services import offers_of
 from bstar_cli.terminal import error_fields, json_line
-from bstar_client import HAClient, Reply
+from bstar_client import CallFailed, HAClient, Reply
 from bstar_client.arguments.codecs import codec_of
 
 # Looking for a schema must not take the time of the call itself.
@@ -38,6 +38,18 @@ class _Shown:
             typer.echo(_as_json(reply, seconds))
         else:
             print_frames(reply.frames, is_raw=self.raw, is_alone=is_alone)
+
+    def of_worker(self, worker: str, outcome: Reply | CallFailed) -> None:
+        """Print what one worker of several answered, on a line."""
+        if isinstance(outcome, Reply):
+            fields, text = _fields(outcome), " ".join(map(printable, outcome.frames))
+        else:
+            error = outcome.error
+            assert isinstance(error, CallError), "nobody closes the client meanwhile"
+            fields, text = error_fields(error), f"failed: {error}"
+        if self.as_json:
+            text = json_line({"worker": worker, **fields, "seconds": round(outcome.elapsed_s, 6)})
+        typer.echo(text if self.as_json else f"{worker} {text}")
 
     def error(self, error: CallError, seconds: float) -> None:
         """Print it as JSON if all is; otherwise the end of the command tells it."""
@@ -70,6 +82,9 @@ def call(
     key: Annotated[
         str | None, typer.Option("--key", help="Name the request: calls with the same key share one request.")
     ] = None,
+    to_all: Annotated[
+        bool, typer.Option("--all", help="Ask each worker of the service; print a line for each.")
+    ] = False,
     shown: _Shown,
     dialect: DialectOption = "native",
     journal: KeptJournal,
@@ -88,6 +103,9 @@ def call(
     refused before anything is sent, with the field and the reason; --no-check sends it. The check needs the
     package jsonschema.
 
+    With --all each worker that is registered is asked, and its name stands before what it says. The exit
+    code is that of the first one that failed, and 3 without a worker.
+
     Exit codes: 0 answered; 1 the service's handler failed or the broker rejected the request; 2 wrong usage;
     3 no worker began it, sending it again is safe; 4 it may have been executed, the reply is lost.
 
@@ -103,11 +121,14 @@ def call(
 
         bstar call price '{"sku": 7}' --header tenant=shop-3
 
+        bstar call cache.clear --all --timeout 5
+
         bstar call mmi.service echo
     """
     frames, headers = frames_of(body), _headers(header or ())
     refuse(shown.raw and shown.as_json, "--raw and --json exclude each other")
     refuse(stream and key, "--stream and --key exclude each other: a stream is never repeated")
+    refuse(to_all and (stream or key or shown.raw), "--all excludes --stream, --key and --raw")
     kept = journal.settings()
     if check and dialect == "native":
         _check_body(service, frames, headers, nodes, min(timeout, CHECK_TIMEOUT_S))
@@ -116,7 +137,9 @@ def call(
         with HAClient(
             nodes.fleet(), dialect=dialect, timeout=timeout, security=nodes.security(), journal=kept
         ) as client:
-            if stream:
+            if to_all:
+                _ask_all(client, service, frames, shown, headers, is_once=once)
+            elif stream:
                 for reply in client.stream(service, frames, idempotent=not once, headers=headers):
                     shown.reply(reply, time.monotonic() - started)
             else:
@@ -126,7 +149,8 @@ def call(
                     shown.reply(structs.replace(reply, frames=partial, index=index, is_final=False), seconds)
                 shown.reply(reply, seconds, is_alone=not reply.partials)
     except CallError as error:
-        shown.error(error, time.monotonic() - started)
+        if not to_all:
+            shown.error(error, time.monotonic() - started)
         raise
 
 
@@ -167,14 +191,35 @@ def _check_body(
     )
 
 
+def _ask_all(
+    client: HAClient,
+    service: str,
+    frames: Sequence[bytes],
+    shown: _Shown,
+    headers: Mapping[str, str] | None,
+    *,
+    is_once: bool,
+) -> None:
+    """Ask each worker, and raise the first error."""
+    outcomes = client.ask_all(service, frames, idempotent=not is_once, headers=headers)
+    if not outcomes:
+        raise RefusedError(f'no worker offers service "{printable(service.encode())}"')
+    for worker, outcome in outcomes.items():
+        shown.of_worker(worker, outcome)
+    for outcome in outcomes.values():
+        if isinstance(outcome, CallFailed):
+            raise outcome.error
+
+
 def _as_json(reply: Reply, seconds: float) -> str:
-    return json_line(
-        {
-            "frames": [json_frame(frame) for frame in reply.frames],
-            "final": reply.is_final,
-            "endpoint": reply.endpoint,
-            "epoch": reply.epoch,
-            "attempts": reply.attempts,
-            "seconds": round(seconds, 6),
-        }
-    )
+    return json_line(_fields(reply) | {"seconds": round(seconds, 6)})
+
+
+def _fields(reply: Reply) -> dict[str, object]:
+    return {
+        "frames": [json_frame(frame) for frame in reply.frames],
+        "final": reply.is_final,
+        "endpoint": reply.endpoint,
+        "epoch": reply.epoch,
+        "attempts": reply.attempts,
+    }

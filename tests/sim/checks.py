@@ -95,6 +95,8 @@ class Checks:
         self.guard: Guard | None = None
         # When a client's pipe last had no room for what may have been the end of a call.
         self._deprived_at: dict[str, float] = {}
+        # Calls for one worker alone, and that worker.
+        self._targets: dict[str, str] = {}
         # The calls whose callers have left.
         self._left: dict[str, Issued] = {}
         # When each client's first call ended since the client began or the role moved.
@@ -332,6 +334,7 @@ class Checks:
             )
         )
         self._check_left(worker, token)
+        self._check_target(worker, token)
         if self._history.begins_of(token) > 1:
             self.counts["repeated executions"] += 1
             # With its client gone, nobody is left who could be troubled.
@@ -343,6 +346,9 @@ class Checks:
     def call_made(self, issued: Issued) -> None:
         self.counts["calls"] += 1
         self._calls[issued.token] = issued
+        if issued.worker:
+            self.counts["calls for one worker"] += 1
+            self._targets[issued.token] = issued.worker
         is_native = issued.dialect == "native"
         self._history.called(issued.token, is_once=is_native and issued.is_once, is_marked=is_native)
 
@@ -438,6 +444,12 @@ class Checks:
         if not any(began <= now and ended >= since for began, ended in troubles):
             self._fail("n", f"{worker.name} began {token} although its caller had left")
 
+    def _check_target(self, worker: SimWorker | SimManager, token: str) -> None:
+        """(o) no worker but the one that it is for begins a call for one worker."""
+        target = self._targets.get(token)
+        if target is not None and worker.label not in (target, ""):
+            self._fail("o", f"{worker.name} ({worker.label}) began {token}, which is for {target} alone")
+
     def _end(self, issued: Issued, outcome: str) -> None:
         issued.outcome = outcome
         issued.ended_at = self.world.now
@@ -477,6 +489,8 @@ class Checks:
             return
         if issued.submitted_at <= self._deprived_at.get(issued.client, -1.0):
             return
+        if issued.worker and issued.submitted_at <= due_from:
+            return  # that worker may have been lost in the storm
         has_time_left = issued.deadline_at > due_from and issued.ended_at > due_from
         if issued.submitted_at > due_from or (has_time_left and not issued.is_bound):
             self._fail("f", f"{issued.token} failed after the faults, with time left: {error}")

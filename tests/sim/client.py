@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -27,6 +28,8 @@ _LEAVING = 0.06
 # Some calls are begun several at a time, and travel together where they may.
 BURSTS = 0.2
 BURST_MAX = 6
+# How often a native client also asks each worker of a service.
+_ASK_ALL = 0.04
 _CALLS_AT_ONCE = 1 + BURSTS * ((2 + BURST_MAX) / 2 - 1)
 
 
@@ -42,6 +45,8 @@ class Issued(msgspec.Struct, eq=False):
     dialect: Dialect
     service: str
     is_once: bool  # its caller forbids a second execution
+    worker: str = ""  # the one worker that is asked
+    asks_names: bool = False  # it asks for the workers' names; each of them is asked then
     outcome: str = ""
     ended_at: float = 0.0
     parts: int = 0
@@ -108,6 +113,7 @@ class SimClient(LinkOwner):
         # Of each pair, how many calls of this run have not ended.
         self._open = [0] * len(watchers)
         self._leaving = world.rng(f"{name} leaves")
+        self._all = world.rng(f"{name} asks all workers")
         self._numbers = 0
         self._asking = 0  # loads before this one are void
         self._messages: deque[tuple[int, Frames]] = deque()
@@ -180,6 +186,11 @@ class SimClient(LinkOwner):
         now = self.clock()
         count = self.rng.randint(2, BURST_MAX) if self.rng.random() < BURSTS else 1
         calls = [call for _ in range(count) if (call := self._make_call(now)) is not None]
+        if self.dialect == "native" and self._all.random() < _ASK_ALL:
+            asked = self._all.choice(self._services)
+            if not self._is_full(self._places[asked]):
+                calls.append(self._ask_names(asked, now))
+                count += 1
         if calls:
             self._do(self.core.submit_all(calls, now) if count > 1 else self.core.submit(calls[0], now))
         self.arrange()
@@ -194,7 +205,6 @@ class SimClient(LinkOwner):
         place = self._places[asked]
         if self._is_fleet and self._is_full(place):
             return None
-        self._numbers += 1
         kind = rng.choices(tuple(self.kinds), tuple(self.kinds.values()))[0]
         if kind == "fail" and self.dialect != "native":
             # Plain MDP has no word for it: the client would wait, and everything behind that call with it.
@@ -203,33 +213,67 @@ class SimClient(LinkOwner):
             kind = "parts"
         elif kind == "mmi" and self.dialect == "ppp":
             kind = "echo"  # its protocol has no names of services
-        begin = f"{asked}/" if len(self._services) > 1 else ""
-        token = f"{begin}{self.name}.{self._numbers}"
-        is_stream = kind == "stream"
         is_idempotent = rng.random() < 0.8
         timeout_s = rng.uniform(self.load.deadline_min_s, self.load.deadline_max_s)
-        issued = Issued(
-            token,
+        issued = self._issue(kind, asked, now, timeout_s, is_idempotent=is_idempotent)
+        service, body = asked.encode(), [body_of(issued.token, kind)]
+        if kind == "mmi":
+            service, body = b"mmi.service", [service]
+        return self._begin_call(issued, service, body, now + timeout_s)
+
+    def _issue(self, kind: str, asked: str, now: float, timeout_s: float, *, is_idempotent: bool) -> Issued:
+        self._numbers += 1
+        begin = f"{asked}/" if len(self._services) > 1 else ""
+        return Issued(
+            f"{begin}{self.name}.{self._numbers}",
             self.name,
             kind,
             self.world.now,
             self.true_time(now + timeout_s),
-            is_stream or not is_idempotent,
+            kind == "stream" or not is_idempotent,
             self.dialect,
             asked,
             not is_idempotent,
         )
-        service, body = asked.encode(), [body_of(token, kind)]
-        if kind == "mmi":
-            service, body = b"mmi.service", [service]
+
+    def _begin_call(self, issued: Issued, service: bytes, body: list[bytes], deadline: float) -> Call:
+        now, place = self.clock(), self._places[issued.service]
+        timeout_s = deadline - now
         issued.call = Call(
-            service, body, now + timeout_s, is_idempotent, is_stream, sink=issued, begun_at=now, pair=place
+            service,
+            body,
+            deadline,
+            not issued.is_once,
+            issued.kind == "stream",
+            sink=issued,
+            begun_at=now,
+            pair=place,
+            is_directed=bool(issued.worker),
         )
         self._open[place] += 1
         self._watchers[place].call_made(issued)
         if self.dialect == "native" and self._leaving.random() < _LEAVING:
             self.world.after(timeout_s * self._leaving.random() ** 2, partial(self._leave, self.runs, issued))
         return issued.call
+
+    def _ask_names(self, asked: str, now: float) -> Call:
+        """Ask for the workers of a service; ``_ask_each`` asks these."""
+        timeout_s = self._all.uniform(self.load.deadline_min_s, self.load.deadline_max_s)
+        issued = self._issue("mmi", asked, now, timeout_s, is_idempotent=True)
+        issued.asks_names = True
+        return self._begin_call(issued, b"mmi.names", [asked.encode()], now + timeout_s)
+
+    def _ask_each(self, names: Issued, reply: Reply) -> None:
+        """The names are there: ask each worker."""
+        now, asked = self.clock(), names.service
+        calls = []
+        for name in json.loads(reply.frames[1]) if reply.frames[0] == b"200" else ():
+            timeout_s = self._all.uniform(self.load.deadline_min_s, self.load.deadline_max_s)
+            issued = self._issue("echo", asked, now, timeout_s, is_idempotent=self._all.random() < 0.8)
+            issued.worker = name
+            body = [name.encode(), body_of(issued.token, "echo")]
+            calls.append(self._begin_call(issued, asked.encode(), body, now + timeout_s))
+        self._do(self.core.submit_all(calls, now))
 
     def _leave(self, run: int, issued: Issued) -> None:
         """The caller gives up, or had its outcome before."""
@@ -300,6 +344,8 @@ class SimClient(LinkOwner):
                 if output.reply.is_final:
                     self._open[output.call.pair] -= 1
                     watcher.call_answered(issued, output.reply)
+                    if issued.asks_names:
+                        self._ask_each(issued, output.reply)
                 else:
                     watcher.call_partial(issued, output.reply)
             elif kind is DeliverAll:

@@ -70,7 +70,7 @@ def service_asked(frames: Frames) -> bytes | None:
     """The service that a client's message asks for, or asks about; None if it is no request."""
     head = frames[0]
     if head[:2] == native.MAGIC:
-        if head[2] not in (native.REQUEST, native.REQUESTS):
+        if head[2] not in (native.REQUEST, native.REQUESTS, native.DIRECTED):
             return None
         service = head[native.HEADER_BYTES :][: head[native.HEADER_BYTES - 1]]
     elif head == MDP02.client or frames[1:2] == [MDP01.client]:

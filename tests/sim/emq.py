@@ -171,6 +171,7 @@ class SimManager(EmqPeer):
     """A job manager with as many processes as it has ``credit``."""
 
     is_native = False
+    label = ""
     epoch_seen = 0  # its protocol has no word for it
 
     def __init__(

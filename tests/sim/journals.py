@@ -28,7 +28,7 @@ from bstar_client.core.worker.dialects import Job
 from bstar_client.core.worker.outputs import Abandon, Fenced, Lost, Registered, WorkerOutput
 from bstar_client.journal import CallJournal, JournalPlace, JournalSettings, WorkJournal, outcome_of
 from sim.checks import Checks
-from sim.client import Load, SimClient
+from sim.client import Issued, Load, SimClient
 from sim.faults import Fault, Kind, Mood
 from sim.node import SimNode
 from sim.run import Simulation
@@ -353,11 +353,10 @@ class KeepingClient(Keeper, SimClient):
         self.calls = None
         super().die(with_host=with_host)
 
-    def _make_call(self, now: float) -> Call | None:
-        call = super()._make_call(now)
-        if call is not None:
-            call.begun_at = now
-            call.bytes_in = sum(map(len, call.body))
+    def _begin_call(self, issued: Issued, service: bytes, body: list[bytes], deadline: float) -> Call:
+        call = super()._begin_call(issued, service, body, deadline)
+        # The name of a worker is no part of what that worker is asked.
+        call.bytes_in = sum(map(len, call.body[call.is_directed :]))
         return call
 
     def _abandon(self, call: Call) -> None:

@@ -17,13 +17,18 @@ def bounds_of(node: SimNode, limits: BrokerSettings) -> list[tuple[str, int, int
     broker, machine = node.node.broker, node.node.machine
     ledger = broker.ledger
     held = sum(worker.held for worker in ledger.workers.values())
-    queued = sum(service.queue.length for service in ledger.services.values())
+    shared = sum(service.queue.length for service in ledger.services.values())
+    queued = sum(service.queued for service in ledger.services.values())
+    directed = [queue.length for service in ledger.services.values() for queue in service.directed.values()]
     return [
         ("services", len(ledger.services), limits.services_max),
         ("forgotten services", len(ledger.services.past), PAST_MAX),
         ("workers", len(ledger.workers), limits.workers_max),
         # What lost workers held goes back to the front of its queue, full or not.
-        ("queue", queued, limits.queue_length_max + limits.workers_max * CREDIT_MAX),
+        ("queue", shared, limits.queue_length_max + limits.workers_max * CREDIT_MAX),
+        ("queue of one worker", max(directed, default=0), limits.queue_length_max + CREDIT_MAX),
+        ("empty queues of one worker", directed.count(0), 0),
+        ("names of workers", len(ledger.named), len(ledger.workers)),
         ("queued, as counted", abs(ledger.waiting.count - queued), 0),
         ("identities", len(ledger.by_identity) + len(broker.bundles), queued + held),
         ("requests of clients", sum(ledger.requests_of.values()), queued + held),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from bstar_broker.core.records import peer_label
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker.dialects import Job
 from bstar_client.core.worker.jobs import WorkerLimits
@@ -112,6 +113,11 @@ class SimWorker(LinkOwner):
         for link in self.links:
             link.open()
         self.arrange()
+
+    @property
+    def label(self) -> str:
+        """Its name at every node in this run; "" if it has one at each node, of plain MDP."""
+        return peer_label(self._keepalive_name()) if self.is_native else ""
 
     def _keepalive_name(self) -> bytes:
         return f"{self.name} {self.runs}".encode().ljust(20, b".")[:20]

@@ -22,6 +22,8 @@ from bstar_testing import FakePair, Pair, fake, wait_until
 QUEUE_LENGTH_MAX = 4
 
 Handler = Callable[..., Any]
+# The handler of a service, or one for each of its workers.
+Handlers = Mapping[str, Handler | list[Handler]]
 
 
 class Stage(ABC):
@@ -30,7 +32,7 @@ class Stage(ABC):
     client: Any
 
     @abstractmethod
-    def enter(self, handlers: Mapping[str, Handler]) -> Any:
+    def enter(self, handlers: Handlers) -> Any:
         """A block with a client and these services."""
 
     @abstractmethod
@@ -60,7 +62,7 @@ class Fake(Stage):
     pair: FakePair
 
     @contextmanager
-    def enter(self, handlers: Mapping[str, Handler]) -> Iterator[None]:
+    def enter(self, handlers: Handlers) -> Iterator[None]:
         self.pair = fake(handlers)
         with self.pair as self.client:
             yield
@@ -85,7 +87,7 @@ class AsyncFake(Fake):
     """In memory, with asyncio."""
 
     @contextmanager
-    def enter(self, handlers: Mapping[str, Handler]) -> Iterator[None]:
+    def enter(self, handlers: Handlers) -> Iterator[None]:
         self.pair = fake(handlers)
         with asyncio.Runner() as self._runner:
             self.client = Stepwise(self._runner.run(self.pair.__aenter__()), self._runner)
@@ -114,12 +116,13 @@ class Real(Stage):
         self._killing = threading.Lock()
 
     @contextmanager
-    def enter(self, handlers: Mapping[str, Handler]) -> Iterator[None]:
+    def enter(self, handlers: Handlers) -> Iterator[None]:
         with ExitStack() as stack:
             self.client = stack.enter_context(HAClient(self.pair.endpoints, timeout=120))
             workers = [
-                stack.enter_context(Worker(self.pair.endpoints, service, handler, threads=8))
-                for service, handler in handlers.items()
+                stack.enter_context(Worker(self.pair.endpoints, service, each, threads=8))
+                for service, of_service in handlers.items()
+                for each in (of_service if isinstance(of_service, list) else [of_service])
             ]
             for worker in workers:
                 wait_until(lambda worker=worker: all(worker.figures().registered.values()), "registered")  # type: ignore[misc]

@@ -10,7 +10,7 @@ import pytest
 from bstar.errors import BstarError
 from bstar.wire import decode, native, native_broker
 from bstar.wire.batches import bodies_of, take_extensions
-from bstar.wire.messages import NEVER_MS, NodeStatus, Requests
+from bstar.wire.messages import NEVER_MS, Directed, NodeStatus, Requests
 from bstar.wire.native_broker import NativeAsker
 from bstar_client.core.calls import Call
 from bstar_client.core.native.session import Session
@@ -131,6 +131,15 @@ class Desk:
 
 def read_all(frames: list[bytes]) -> list[native.Message]:
     """A client's message, of a batch what each of its requests would be alone."""
+    if frames[0][2] == native.DIRECTED:
+        asked = decode([b"", *frames])
+        assert isinstance(asked, Directed)
+        body, flags = [asked.worker, *asked.body], frames[0][3]
+        return [
+            native.Message(
+                native.DIRECTED, flags, asked.identity, asked.epoch, asked.ttl_ms, asked.service, b"", body
+            )
+        ]
     if frames[0][2] != native.REQUESTS:
         return [read(frames)]
     batch = decode([b"", *frames])

@@ -6,10 +6,11 @@ the reply of the first.
 
 from collections.abc import Callable, Sequence
 
+from bstar.base.printable import printable
 from bstar.wire import CODECS, mmi, native, native_broker, refusals
 from bstar.wire.batches import REQUEST_ROW_BYTES, bodies_of, take_extensions
 from bstar.wire.dialect import ClientCodec, Dialect
-from bstar.wire.messages import ErrorCode, Request, Requests
+from bstar.wire.messages import Directed, ErrorCode, Request, Requests
 from bstar.wire.refusals import Refusal
 from bstar_broker.core.bundles import Bundles
 from bstar_broker.core.dispatch import Dispatcher
@@ -125,6 +126,50 @@ class Admission:
         frames = refusal.frames(codec, message, self._ledger.epoch)
         return outputs if frames is None else [*outputs, Send(frames)]
 
+    # --- for one worker alone -----------------------------------------------------------------------------
+
+    def receive_directed(self, message: Directed, now: float) -> list[Output]:
+        """Handle a request for one worker alone (BSN-B-31)."""
+        ledger, sender, name, identity = self._ledger, message.sender, message.worker, message.identity
+        self._bundles.unfold_identity(identity)
+        known = self._by_identity.get(identity)
+        if known is not None:
+            return self._join(known, message, now)
+        service, worker = self._services.get(message.service), ledger.named.get(name)
+        codec = self._codecs[message.dialect]
+        if service is None or worker is None or worker.service is not service:
+            text = f"worker {printable(name)} of service {printable(message.service)} is gone"
+            return self._refuse(message, codec, service, refusals.WORKER_GONE.saying(text))
+        held = self._requests_of.get(sender, 0) + 1
+        size = sum(map(len, message.body)) + len(message.extensions)
+        waits = service.directed.get(name)
+        refusal = self._why_not_taken(message, held, size + REQUEST_BYTES) or self._waiting.why_not(
+            sender, held, 1 if waits is None else waits.length + 1, size
+        )
+        if refusal is not None:
+            return self._refuse(message, codec, service, refusal)
+        expires_at = now + self._settings.request_ttl_s
+        deadline = now + message.ttl_ms / 1000 if message.ttl_ms else 0.0
+        if 0.0 < deadline < expires_at:
+            expires_at = deadline
+        request = Accepted(
+            sender, message.envelope, codec, sender, service, message.body, size, identity,
+            message.extensions, now, expires_at, deadline,
+            message.is_repeated, message.is_urgent, message.is_once, message.is_whole, is_queued=True,
+            target=name,
+        )  # fmt: skip
+        service.queue_of(request).push(sender, request, is_urgent=message.is_urgent)
+        self._waiting.enter(request, sender, 1, size, now)
+        service.tally.accepted += 1
+        ledger.memory_left -= size + REQUEST_BYTES
+        self._requests_of[sender] = held
+        if self._accounts:
+            ledger.charge(sender, 1)
+        self._by_identity[identity] = request
+        outputs: list[Output] = []
+        self._dispatch_queued(service, now, outputs, worker)
+        return outputs
+
     # --- repetitions ----------------------------------------------------------------------------------------
 
     def _join(self, request: Accepted, message: Request, now: float) -> list[Output]:
@@ -139,6 +184,7 @@ class Admission:
             message.service != service.name
             or not is_same_body(message.body, request.body)
             or message.is_once != request.is_once
+            or (message.worker if type(message) is Directed else b"") != request.target
         ):
             return self._refuse(message, request.codec, service, refusals.OTHER_BODY)
         if request.is_abandoned or not native.is_keyed(request.identity):

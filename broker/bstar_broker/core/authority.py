@@ -12,7 +12,7 @@ from typing import Final
 from bstar.base.printable import printable
 from bstar.security.principals import Principal
 from bstar.wire import mmi
-from bstar.wire.messages import Cancel, FromPeer, Heartbeat, Ping, Ready, Request, Requests
+from bstar.wire.messages import Cancel, Directed, FromPeer, Heartbeat, Ping, Ready, Request, Requests
 from bstar.wire.refusals import CALL_NOT_ALLOWED
 from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.quotas import WITHDRAWN, Denial, Nowhere, Origin, Quotas
@@ -88,7 +88,7 @@ class Authority:
         if principal.quota is not None and (denial := self.quotas.judge_message(principal, now)) is not None:
             return denial
         kind = type(message)
-        if kind is Request or kind is Requests:
+        if kind is Request or kind is Requests or kind is Directed:
             denial = self._judge_call(message.service, principal)  # type: ignore[union-attr]
             if denial is None and principal.quota is not None:
                 return self.quotas.judge_requests(message, principal, now)  # type: ignore[arg-type]

@@ -83,6 +83,7 @@ class Broker:
         # By the type of a message. The node calls them without ``receive``, which costs 1 % of a request.
         self.handlers: dict[type, Callable[..., list[Output]]] = {
             messages.Request: admission.receive,
+            messages.Directed: admission.receive_directed,
             messages.Requests: admission.receive_batch,
             messages.Final: replies.receive_final,
             messages.Finals: replies.receive_finals,

@@ -5,6 +5,9 @@ A bundle is dealt out in slices, as equal as the credit of the workers allows.
 A suspect (``endings``) goes to a worker that holds fewer requests than its crowd may have, together with the
 suspects behind it as far as they fit. That worker gets nothing more until it is empty. A suspect at the head
 of the queue that finds no such worker holds up what is behind it, for some seconds at most.
+
+A worker for which something waits alone (``ServiceRecord.directed``) gets that and what waits for every
+worker in turns.
 """
 
 from bstar.wire import native_broker
@@ -63,12 +66,19 @@ class Dispatcher:
             frames[1] += age_extension(request.extensions, int((now - request.accepted_at) * 1000))
         return Dispatch(frames)
 
-    def dispatch_queued(self, service: ServiceRecord, now: float, outputs: list[Output]) -> None:
-        """Dispatch queued requests while this node serves and workers have credit."""
+    def dispatch_queued(
+        self, service: ServiceRecord, now: float, outputs: list[Output], worker: WorkerRecord | None = None
+    ) -> None:
+        """Dispatch queued requests while this node serves and workers have credit.
+
+        ``worker``: the only one that may have got room since the last time.
+        """
         ledger = self._ledger
         if not ledger.is_serving or ledger.is_draining or service.pause_why:
             return
         queue, idle = service.queue, service.idle
+        if service.directed:
+            self._dispatch_directed(service, worker, now, outputs)
         while idle and queue.length:
             turn = queue.next_turn()
             request = queue.head(turn)
@@ -83,6 +93,28 @@ class Dispatcher:
                 queue.pop(1, turn)
                 if self._is_in_time(request, now, outputs):
                     outputs.append(self.dispatch(idle.popitem(last=False)[0], request, now))
+        if service.directed:
+            self._dispatch_directed(service, worker, now, outputs)
+
+    def _dispatch_directed(
+        self, service: ServiceRecord, of: WorkerRecord | None, now: float, outputs: list[Output]
+    ) -> None:
+        """Dispatch what waits for one worker alone, if that has room: for this worker, or for each one."""
+        idle, shared, queues = service.idle, service.queue, service.directed
+        for name in list(queues) if of is None else [of.label.encode()]:
+            worker, queue = self._ledger.named.get(name), queues.get(name)
+            while worker is not None and queue is not None and queue.length and worker in idle:
+                if worker.owes_turn and shared.length:
+                    worker.owes_turn = False
+                    break
+                request = queue.pop()
+                assert type(request) is Accepted
+                if self._is_in_time(request, now, outputs):
+                    del idle[worker]
+                    worker.owes_turn = True
+                    outputs.append(self.dispatch(worker, request, now))
+            if queue is not None and not queue.length:
+                del queues[name]
 
     def _is_in_time(self, request: Accepted, now: float, outputs: list[Output]) -> bool:
         """A request has left its queue. False if its time is over: then it has ended."""

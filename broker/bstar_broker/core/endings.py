@@ -80,10 +80,10 @@ class Endings:
             return self._send_back(request, "waited-out", now)
         request.service.tally.expired += 1
         if request.deliveries:
-            why = _why_it_waited(request.service)
+            why = self._why_it_waited(request)
             text = f"expired in the queue after its worker was lost: {why}"
             return self.fail(request, "expired", ErrorCode.WORKER_LOST, text, now)
-        return self.fail(request, "expired", ErrorCode.EXPIRED, _why_it_waited(request.service), now)
+        return self.fail(request, "expired", ErrorCode.EXPIRED, self._why_it_waited(request), now)
 
     def _send_back(self, request: Accepted, reason: str, now: float) -> list[Output]:
         """A request that no worker had leaves the queue. Its client may send it again."""
@@ -114,6 +114,8 @@ class Endings:
             # A plain MDP client asks the node that serves.
             self.give_back(request, ledger.status(now), True, outputs, now)
             ledger.forget(request)
+        elif request.target and request.target not in ledger.named:
+            self._lose_target(request, how, now, outputs)
         elif request.is_once and request.deliveries:
             self._lose(request, "its worker was lost, and it must not be executed twice", now, outputs)
         elif request.partials and not request.is_whole:
@@ -140,7 +142,7 @@ class Endings:
             request.expires_at = may_wait_until
             request.apart_until = now + _APART_S
             service.tally.redelivered += 1
-            service.queue.push_front(request.lane, request, is_urgent=request.is_urgent)
+            service.queue_of(request).push_front(request.lane, request, is_urgent=request.is_urgent)
             request.is_queued = True
             ledger.waiting.enter(request, request.lane, 1, request.size, now)
 
@@ -161,6 +163,15 @@ class Endings:
         outputs += _given_up(request, tally.lost, text)
         outputs += self.fail(request, "lost", ErrorCode.WORKER_LOST, text, now)
 
+    def _lose_target(self, request: Accepted, how: str, now: float, outputs: list[Output]) -> None:
+        """The one worker that may have this request is gone."""
+        if request.deliveries:
+            self._lose(request, f"its worker {how}, and no other worker may have it", now, outputs)
+            return
+        request.service.tally.returned += 1
+        text = f"the worker {how} before it began the request, and no other worker may have it"
+        outputs += self.fail(request, "returned", ErrorCode.WORKER_GONE, text, now)
+
     # --- what waits -----------------------------------------------------------------------------------------
 
     def expire_due(self, now: float) -> list[Output]:
@@ -173,12 +184,23 @@ class Endings:
             else:
                 assert type(item) is Accepted
                 item.is_queued = False
-                item.service.queue.remove(item.lane, item, is_urgent=item.is_urgent)
+                item.service.unqueue(item)
                 expired = [item]
             for request in expired:
                 waiting.leave(request.lane, 1, request.size)
                 outputs += self.expire(request, now)
         return outputs
+
+    def end_directed(
+        self, service: ServiceRecord, name: bytes, how: str, now: float, outputs: list[Output]
+    ) -> None:
+        """The worker with this name is gone: end what waits for it alone."""
+        if (queue := service.directed.pop(name, None)) is not None:
+            for request in queue.clear():
+                assert type(request) is Accepted
+                request.is_queued = False
+                self._ledger.waiting.leave(request.lane, 1, request.size)
+                self._lose_target(request, how, now, outputs)
 
     def return_queued(
         self, is_returned: Callable[[Accepted], bool], now: float, outputs: list[Output]
@@ -237,12 +259,14 @@ class Endings:
         self, service: ServiceRecord, is_taken: Callable[[Accepted], bool]
     ) -> Iterator[Accepted]:
         """Remove the queued requests that ``is_taken`` chooses."""
-        for item in service.queue.clear():
+        items = [item for queue in service.queues for item in queue.clear()]
+        service.directed.clear()
+        for item in items:
             requests = self._bundles.unfold_waiting(item) if type(item) is Bundle else [item]
             for request in requests:
                 assert type(request) is Accepted
                 if not is_taken(request):
-                    service.queue.push(request.lane, request, is_urgent=request.is_urgent)
+                    service.queue_of(request).push(request.lane, request, is_urgent=request.is_urgent)
                     continue
                 request.is_queued = False
                 self._ledger.waiting.leave(request.lane, 1, request.size)
@@ -322,7 +346,7 @@ class Endings:
             self._send_back(request, "client-gone", now)
 
     def _unqueue(self, request: Accepted) -> None:
-        request.service.queue.remove(request.lane, request, is_urgent=request.is_urgent)
+        request.service.unqueue(request)
         request.is_queued = False
         self._ledger.waiting.leave(request.lane, 1, request.size)
 
@@ -332,9 +356,25 @@ class Endings:
             for item in service.queue.of(client):
                 if type(item) is Bundle:
                     self._bundles.unfold_queued(item)
-            for request in service.queue.of(client):
+            for request in [item for queue in service.queues for item in queue.of(client)]:
                 assert type(request) is Accepted
                 yield request
+
+    def _why_it_waited(self, request: Accepted) -> str:
+        service = request.service
+        if service.pause_why:
+            return f"{service.title} is paused by {service.pause_why}"
+        if request.target:
+            worker = self._ledger.named[request.target]
+            why = "is drained by an operator" if worker.drain_why else "was busy"
+            return f"worker {worker.label} of {service.title} {why}"
+        if not service.workers:
+            return f"no worker offers {service.title}"
+        if service.drained == service.workers:
+            return f"an operator drains each worker of {service.title}"
+        if service.workers == 1:
+            return f"the only worker of {service.title} was busy"
+        return f"all {service.workers} workers of {service.title} were busy"
 
 
 def _orphan(request: Accepted, client: bytes) -> None:
@@ -354,15 +394,3 @@ def _given_up(request: Accepted, count: int, why: str) -> list[Output]:
     if count == _NOTICES_MAX:
         text += "; the next ones of this service are only counted"
     return [Notice(text)]
-
-
-def _why_it_waited(service: ServiceRecord) -> str:
-    if service.pause_why:
-        return f"{service.title} is paused by {service.pause_why}"
-    if not service.workers:
-        return f"no worker offers {service.title}"
-    if service.drained == service.workers:
-        return f"an operator drains each worker of {service.title}"
-    if service.workers == 1:
-        return f"the only worker of {service.title} was busy"
-    return f"all {service.workers} workers of {service.title} were busy"

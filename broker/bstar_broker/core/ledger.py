@@ -50,6 +50,8 @@ class Ledger:
         self.services = ServiceTable(settings.service_ttl_s, now)
         # By routing id.
         self.workers: dict[bytes, WorkerRecord] = {}
+        # By their names in listings. Of two with one name it is the later one: the other's connection ended.
+        self.named: dict[bytes, WorkerRecord] = {}
         # Single requests that have an identity, to recognise a repetition. Bundles have a table of their own.
         self.by_identity: dict[bytes, Accepted] = {}
         # How many requests each client has here. A client with none has no entry.

@@ -13,7 +13,7 @@ import msgspec
 from bstar.wire import mmi
 from bstar_broker.core import descriptions
 from bstar_broker.core.ledger import Ledger
-from bstar_broker.core.records import COUNTERS, Held, ServiceRecord, WorkerRecord, peer_label
+from bstar_broker.core.records import COUNTERS, Held, ServiceRecord, WorkerRecord
 from bstar_broker.core.services import recent
 from bstar_broker.core.snapshot import BrokerState, ListedWorker, NodeState, ServiceState, WorkerState
 
@@ -27,7 +27,7 @@ _WORKERS_OF_ROW = 10
 _ROWS_KEPT_MIN = 100
 
 # Those whose body is the name of a service.
-_OF_ONE = (mmi.Service.WORKERS, mmi.Service.DESCRIPTIONS)
+_OF_ONE = (mmi.Service.WORKERS, mmi.Service.DESCRIPTIONS, mmi.Service.NAMES)
 
 T = TypeVar("T")
 
@@ -75,8 +75,11 @@ class Management:
             return [mmi.OK if is_offered else mmi.NOT_FOUND]
         if asked not in _OF_ONE:
             argument = b""
-        elif argument and argument not in ledger.services:
+        elif argument not in ledger.services and (argument or asked is mmi.Service.NAMES):
             return [mmi.NOT_FOUND]
+        if asked is mmi.Service.NAMES:
+            workers = self._workers_of(bytes(argument), pictures)
+            return [mmi.OK, _encode(list(dict.fromkeys(worker.label for worker in workers)))]
         # A frame of a large message is a view, which has no hash.
         key = bytes(argument)
         if (picture := pictures.listings.get(key)) is None:
@@ -91,7 +94,7 @@ class Management:
         if asked is mmi.Service.SERVICES:
             return _encode(
                 [
-                    {"service": record.label, "workers": record.workers, "queued": record.queue.length}
+                    {"service": record.label, "workers": record.workers, "queued": record.queued}
                     for record in _first(ledger.services.values())
                 ]
             )
@@ -144,7 +147,7 @@ def listed_worker(worker: WorkerRecord, now: float) -> ListedWorker:
 def worker_state(worker: WorkerRecord, now: float) -> WorkerState:
     """One worker as every client may see it, without its machine and process."""
     return WorkerState(
-        worker=peer_label(worker.routing_id),
+        worker=worker.label,
         service=worker.service.label,
         dialect=worker.dialect,
         credit=worker.credit,
@@ -178,14 +181,16 @@ def _age_s(since: float, now: float) -> float:
 
 
 def _service_state(record: ServiceRecord, held: Held, now: float) -> ServiceState:
-    waiting_since = min((item.accepted_at for item in record.queue.heads()), default=math.inf)
+    waiting_since = min(
+        (item.accepted_at for queue in record.queues for item in queue.heads()), default=math.inf
+    )
     tally = record.tally
     return ServiceState(
         service=record.label,
         workers=record.workers,
         idle=len(record.idle),
         in_flight=held.count,
-        queued=record.queue.length,
+        queued=record.queued,
         latency_counts=list(tally.latency_counts),
         latency_sum_s=tally.latency_sum_s,
         oldest_waiting_s=_age_s(waiting_since, now),

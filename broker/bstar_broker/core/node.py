@@ -35,6 +35,7 @@ from bstar.star import (
 from bstar.wire import CODECS, decode, mmi, refusals
 from bstar.wire.dialect import Dialect
 from bstar.wire.messages import (
+    Directed,
     Final,
     FromPeer,
     Heartbeat,
@@ -112,6 +113,7 @@ class Node:
         self._receivers: dict[type, Callable[..., list[Output]]] = {
             **dict.fromkeys(self._handlers, self._receive_other),
             Request: self._receive_request,
+            Directed: self._receive_directed,
             Requests: self._receive_requests,
             Final: self._receive_final,
         }
@@ -274,7 +276,10 @@ class Node:
             self._cut_off.served_at = now
             return self._handlers[Request](message, now)
         outputs: list[Output] = []
-        if is_own and message.service.startswith(mmi.PREFIX):
+        is_managed = is_own and message.service.startswith(mmi.PREFIX)
+        # Requests for these workers follow, so the question for their names is a vote, too.
+        is_vote = message.service == mmi.Service.NAMES.value and message.dialect == Dialect.NATIVE
+        if is_managed and not is_vote:
             return outputs + self._manage(message, Pictures(), now)
         if now >= self.machine.serve_until:
             outputs += self._expand(self.machine.step(Vote(), now), now)
@@ -286,9 +291,19 @@ class Node:
                 outputs += self.broker.refuse(message, now)
                 return outputs
         self._cut_off.served_at = now
+        if is_managed:
+            return outputs + self._manage(message, Pictures(), now)
         if is_own:
             return outputs + self._keep(message, now, user_id)
         return outputs + self.broker.receive(message, now)
+
+    def _receive_directed(self, message: Directed, now: float, user_id: str) -> list[Output]:
+        if message.service.startswith(self._reserved):
+            return self.broker.refuse_for(message, refusals.WORKER_GONE)
+        if now < self.machine.serve_until:
+            self._cut_off.served_at = now
+            return self._handlers[Directed](message, now)
+        return self._receive_request(message, now, user_id)
 
     def _keep(self, message: Request | Requests, now: float, user_id: str) -> list[Output]:
         """Hand a durable operation to the store."""

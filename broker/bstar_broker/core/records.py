@@ -15,7 +15,7 @@ from hashlib import blake2b
 import msgspec
 
 from bstar.base.printable import printable
-from bstar.wire import front
+from bstar.wire import front, native
 from bstar.wire.dialect import BrokerCodec, ClientCodec, Envelope
 from bstar.wire.messages import NO_PROCESS, Process
 from bstar.wire.progress import Progress
@@ -58,7 +58,8 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
     of the last dispatch. ``is_abandoned``: a worker still has the request, but this node will not answer it,
     and its client knows.
 
-    ``progress`` is the last that its handler reported, if it is the store's request.
+    ``progress`` is the last that its handler reported, if it is the store's request. ``target``: the name of
+    the one worker that may have it; empty if any worker of the service may.
 
     ``losses`` counts what is charged to it, ``crowd`` is how many requests its last lost worker held, and
     ``crowd_max`` how many may be at a worker with it (0: any number), until ``apart_until`` (``endings``).
@@ -98,6 +99,7 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
     worker: bytes = b""
     sent_bytes: int = 0
     progress: Progress | None = None
+    target: bytes = b""
 
 
 class Bundle(msgspec.Struct, eq=False):
@@ -201,11 +203,20 @@ class WorkerRecord:
     crowd_max: int = 0
     # The workers that are lost with it (``Ready.group``).
     group: "Group | None" = None
+    # Its last request was one for it alone, so the next one is of its service's queue.
+    owes_turn: bool = False
 
     @property
     def dialect(self) -> str:
         """How it speaks: a dialect, or the name of the front that it is behind."""
         return dialect_of(self.codec, self.routing_id)
+
+    @property
+    def label(self) -> str:
+        """Its name in listings, and in requests for it alone. A native worker with keepalives has the same
+        one at both nodes and in each of its connections.
+        """
+        return peer_label(self.keepalive[: native.NAME_BYTES] or self.routing_id)
 
     @property
     def held(self) -> int:
@@ -302,12 +313,16 @@ class Tally:
 
 @dataclass(slots=True, eq=False)
 class ServiceRecord:
-    """A service by name: its queue, its workers and its counters."""
+    """A service by name: its queues, its workers and its counters.
+
+    What is for one worker alone waits in ``directed``, by the worker's name; an empty queue has no entry.
+    """
 
     name: bytes
     used_at: float
     tally: Tally = field(default_factory=Tally)
     queue: FairQueue[Accepted | Bundle] = field(default_factory=FairQueue)
+    directed: dict[bytes, FairQueue[Accepted | Bundle]] = field(default_factory=dict)
     # Workers with credit left, the least recently used first. Leaving is O(1) from anywhere.
     idle: OrderedDict[WorkerRecord, None] = field(default_factory=OrderedDict)
     workers: int = 0
@@ -322,6 +337,27 @@ class ServiceRecord:
     paused_until: float = math.inf
     # The counts of ``OUTCOMES`` every STEP_S, the earliest first.
     steps: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=STEPS))
+
+    @property
+    def queues(self) -> list[FairQueue[Accepted | Bundle]]:
+        """The queue that all workers share, and those of single workers."""
+        return [self.queue, *self.directed.values()]
+
+    @property
+    def queued(self) -> int:
+        """How many requests wait."""
+        return sum(queue.length for queue in self.queues)
+
+    def queue_of(self, request: Accepted) -> FairQueue[Accepted | Bundle]:
+        """Where this request waits, or is to wait."""
+        return self.directed.setdefault(request.target, FairQueue()) if request.target else self.queue
+
+    def unqueue(self, request: Accepted) -> None:
+        """Remove a request that waits."""
+        queue = self.queue_of(request)
+        queue.remove(request.lane, request, is_urgent=request.is_urgent)
+        if request.target and not queue.length:
+            del self.directed[request.target]
 
     @property
     def title(self) -> str:

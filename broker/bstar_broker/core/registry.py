@@ -134,6 +134,7 @@ class WorkerRegistry:
             worker.crowd_max = worker.group.workers[0].crowd_max
         if message.keepalive:
             self._keepalives.add(worker, message.keepalive)
+        ledger.named[worker.label.encode()] = worker
         service.workers += 1
         if worker.credit and not worker.crowd_max:
             service.idle[worker] = None
@@ -309,8 +310,8 @@ class WorkerRegistry:
             and not worker.crowd_max
         ):
             service.idle[worker] = None
-        if service.queue.length:
-            self._dispatch_queued(service, now, outputs)
+        if service.queue.length or service.directed:
+            self._dispatch_queued(service, now, outputs, worker)
 
     def _release(self, worker: WorkerRecord, now: float, outputs: list[Output]) -> None:
         """The suspects of its group have ended: it gets requests as before."""
@@ -437,6 +438,9 @@ class WorkerRegistry:
         if ledger.observer is not None:
             ledger.observer.lost(worker, reason, now)
         del self._workers[worker.routing_id]
+        name = worker.label.encode()
+        if ledger.named.get(name) is worker:
+            del ledger.named[name]
         self._keepalives.remove(worker)
         self._forget_description(worker)
         service = worker.service
@@ -452,6 +456,8 @@ class WorkerRegistry:
             request.deliveries -= is_unbegun
             self._endings.redeliver(request, _HOW[reason], now, outputs, 0 if is_unbegun else crowd)
         worker.in_flight.clear()
+        if name not in ledger.named:
+            self._endings.end_directed(service, name, _HOW[reason], now, outputs)
         self._dispatch_queued(service, now, outputs)
         return outputs
 
@@ -488,7 +494,7 @@ class WorkerRegistry:
         if ledger.is_serving:
             # A suspect has waited long enough for a worker of its own.
             for service in ledger.services.values():
-                if service.idle and service.queue.length:
+                if service.idle and service.queued:
                     self._dispatch_queued(service, now, outputs)
         for worker in expired:
             ledger.drop("worker-expired")

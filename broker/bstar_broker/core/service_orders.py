@@ -29,13 +29,13 @@ class ServiceOrders:
         service.pause_why = why
         service.paused_until = now + for_s if for_s else math.inf
         time = f" for {for_s:g} s" if for_s else ""
-        return self._report(service, "pause", f"is paused{time}", service.queue.length, for_s, why, now)
+        return self._report(service, "pause", f"is paused{time}", service.queued, for_s, why, now)
 
     def resume(self, service: ServiceRecord, why: str, now: float) -> list[Output]:
         """End the pause: dispatch what waits."""
         service.pause_why = ""
         service.paused_until = math.inf
-        outputs = self._report(service, "resume", "is resumed", service.queue.length, 0.0, why, now)
+        outputs = self._report(service, "resume", "is resumed", service.queued, 0.0, why, now)
         self._dispatcher.dispatch_queued(service, now, outputs)
         return outputs
 
@@ -58,7 +58,7 @@ class ServiceOrders:
         """Dispatch what waits for every service."""
         outputs: list[Output] = []
         for service in self._ledger.services.values():
-            if service.queue.length:
+            if service.queued:
                 self._dispatcher.dispatch_queued(service, now, outputs)
         return outputs
 

@@ -33,7 +33,7 @@ class WorkOrders:
     def find_worker(self, label: str) -> WorkerRecord | None:
         """The worker that listings call so."""
         workers = self._ledger.workers.values()
-        return next((worker for worker in workers if peer_label(worker.routing_id) == label), None)
+        return next((worker for worker in workers if worker.label == label), None)
 
     def drain(self, worker: WorkerRecord, why: str, now: float) -> list[Output]:
         """Give it no more requests. A second drain replaces the reason of the first."""
@@ -43,7 +43,7 @@ class WorkOrders:
             worker.service.drained += 1
         worker.drain_why = why
         worker.service.idle.pop(worker, None)
-        title = f"worker {peer_label(worker.routing_id)} of {worker.service.title}"
+        title = f"worker {worker.label} of {worker.service.title}"
         self._observe(worker.service, "drain-worker", why, now, worker.held, worker.routing_id)
         return [Notice(f"{title} is drained, it holds {worker.held} requests: {why}")]
 
@@ -51,7 +51,7 @@ class WorkOrders:
         """It gets requests again."""
         worker.drain_why = ""
         worker.service.drained -= 1
-        title = f"worker {peer_label(worker.routing_id)} of {worker.service.title}"
+        title = f"worker {worker.label} of {worker.service.title}"
         self._observe(worker.service, "resume-worker", why, now, worker.held, worker.routing_id)
         outputs = self._registry.set_credit(worker.routing_id, worker.credit_afterwards, now)
         return [Notice(f"{title} gets requests again: {why}"), *outputs]
@@ -78,7 +78,7 @@ class WorkOrders:
         running: list[Iterator[Accepted | Bundle]] = [
             source for worker in workers for source in (iter(worker.in_flight.values()), iter(worker.bundles))
         ]
-        waiting = [each.queue.heads() for each in services]
+        waiting = [queue.heads() for each in services for queue in each.queues]
         return [
             self.describe(item, now)
             for items in (running, waiting)
@@ -109,7 +109,7 @@ class WorkOrders:
             body_bytes=size,
             deliveries=deliveries or int(not is_waiting),
             requests=count,
-            worker="" if is_waiting else peer_label(item.worker),
+            worker="" if is_waiting else self._ledger.workers[item.worker].label,
             held_s=0.0 if is_waiting else round(now - item.dispatched_at, 3),
             expires_in_s=round(max(0.0, item.expires_at - now), 3) if is_waiting else 0.0,
             is_given_up=is_given_up,

@@ -59,7 +59,7 @@ class Loads:
     def _load(self, service: ServiceRecord, held: Held, now: float) -> None:
         reported = self._reported[service]
         counters = tuple(getattr(service.tally, name) for name in _COUNTERS)
-        gauges = (service.workers, held.credit, service.queue.length, held.count)
+        gauges = (service.workers, held.credit, service.queued, held.count)
         busy_s = service.tally.busy_s + held.sum_s
         # An idle service needs one record that it is idle, and no more.
         if counters == reported.counters and gauges == reported.gauges and not gauges[2] and not gauges[3]:

@@ -546,7 +546,7 @@ def _service(operator: Operator, label: str) -> "ServiceRecord":
 def _left(operator: Operator, service: "ServiceRecord") -> tuple[int, int]:
     """How many requests wait for it, and how many its workers hold."""
     workers = operator.node.broker.ledger.workers.values()
-    return service.queue.length, sum(worker.held for worker in workers if worker.service is service)
+    return service.queued, sum(worker.held for worker in workers if worker.service is service)
 
 
 @_order(
@@ -607,7 +607,7 @@ def _purge_service(operator: Operator, service: _Service, why: Why) -> Purged:
     on. Durable requests stay.
     """
     record, orders = _service(operator, service), operator.node.broker.orders
-    before = record.queue.length
+    before = record.queued
     operator.act(lambda now: orders.purge(record, why, now)[1])
     queued, in_flight = _left(operator, record)
     purged = before - queued
@@ -735,7 +735,7 @@ def _list_requests(
     record, broker = _service(operator, service) if service else None, operator.node.broker
     rows = broker.work_orders.oldest(record, limit, operator.clock())
     running = sum(each.held for each in broker.ledger.workers.values() if record in (None, each.service))
-    waiting = broker.ledger.waiting.count if record is None else record.queue.length
+    waiting = broker.ledger.waiting.count if record is None else record.queued
     where = _elsewhere(operator)
     note = f"{running:,} at workers, {waiting:,} waiting{f' here; {where}' if where else ''}"
     return Requests(rows=rows, running=running, waiting=waiting, note=note)

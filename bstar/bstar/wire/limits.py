@@ -8,6 +8,9 @@ SERVICE_BYTES_MAX = 255
 # so it bounds what a message of tiny frames takes beyond its bytes: 4 MiB.
 FRAMES_MAX = 65_536
 
+# The name of a worker in a listing, which a request to it alone carries. Ours have 16 bytes.
+WORKER_NAME_BYTES_MAX = 64
+
 # Frames that a client may put before the empty delimiter (REQ_CORRELATE puts one, a chain of proxies a few).
 ENVELOPE_FRAMES_MAX = 8
 

@@ -30,6 +30,7 @@ class ErrorCode(enum.IntEnum):
     NOT_ALLOWED = 7  # the client may not call this service: not executed
     RETRY = 8  # executed: the handler asks for another attempt
     CANCELLED = 9  # executed in part or not at all: it was cancelled at its worker
+    WORKER_GONE = 10  # the one worker that it was for is not registered: not executed
 
 
 class Reason(enum.IntEnum):
@@ -52,7 +53,7 @@ class NodeStatus(msgspec.Struct, frozen=True, gc=False):
     ``heartbeat_ms`` and ``failover_timeout_ms`` are the pair's timing, from which clients derive their own.
     ``takes_batches``: it reads REQUESTS and FINALS. ``obeys_once``: it dispatches a request with ONCE at most
     once. ``takes_extended``: it reads rows with extensions in REQUESTS. ``takes_cancels``: it reads CANCEL.
-    ``takes_progress``: it reads PROGRESS.
+    ``takes_progress``: it reads PROGRESS. ``takes_directed``: it reads DIRECTED.
     """
 
     state: int
@@ -67,6 +68,7 @@ class NodeStatus(msgspec.Struct, frozen=True, gc=False):
     takes_extended: bool = True
     takes_cancels: bool = True
     takes_progress: bool = True
+    takes_directed: bool = True
 
 
 class Request(msgspec.Struct, gc=False):
@@ -92,6 +94,12 @@ class Request(msgspec.Struct, gc=False):
     is_urgent: bool = False
     is_once: bool = False
     is_whole: bool = False
+
+
+class Directed(Request, gc=False):
+    """A Request for one worker alone, which listings call ``worker``. No other worker ever gets it."""
+
+    worker: bytes = b""
 
 
 class Requests(msgspec.Struct, gc=False):
@@ -254,6 +262,6 @@ class StaleEpoch(msgspec.Struct, gc=False):
     epoch: int
 
 
-FromClient = Request | Requests | Cancel | Ping
+FromClient = Request | Directed | Requests | Cancel | Ping
 FromWorker = Ready | Partial | ProgressMade | Final | Finals | Failure | Heartbeat | Disconnect | StaleEpoch
 FromPeer = FromClient | FromWorker

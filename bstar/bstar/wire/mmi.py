@@ -7,6 +7,7 @@
     mmi.descriptions
                   body: a service's name   answer: [200] [JSON array of {"workers", "version", …}], or [404]
                   (empty: all of them)             [200] [JSON array of {"service", "workers", "versions", …}]
+    mmi.names     body: a service's name   answer: [200] [JSON array of the names of its workers], or [404]
     mmi.state     body: anything           answer: [200] [JSON object: the node, its peer, services, counters]
     any other     answer: [501]
 
@@ -30,6 +31,7 @@ class Service(enum.Enum):
     SERVICES = b"mmi.services"
     WORKERS = b"mmi.workers"
     DESCRIPTIONS = b"mmi.descriptions"
+    NAMES = b"mmi.names"
     STATE = b"mmi.state"
 
 

@@ -48,6 +48,7 @@ REQUESTS = 0x0E
 FINALS = 0x0F
 CANCEL = 0x10
 PROGRESS = 0x11
+DIRECTED = 0x12
 
 FLAG_REDELIVERED = 0x01  # on REQUEST: an earlier attempt or delivery of it may have been executed
 FLAG_DISPATCHED = 0x02  # on NOT_ACTIVE: a worker had been given the request, so it may have been executed
@@ -59,6 +60,8 @@ FLAG_UNBEGUN = 0x40  # on DISCONNECT of a worker: it has begun nothing of what i
 FLAG_EXTENDED = 0x80  # on READY: this worker reads rows with extensions in REQUESTS
 
 IDENTITY_BYTES = 24
+# The bytes of a keepalive's routing id that name its worker, in each of its connections (BSN-W-23).
+NAME_BYTES = 20
 NO_IDENTITY = bytes(IDENTITY_BYTES)
 
 _HEADER = struct.Struct(">BBBB24sQIB")
@@ -75,6 +78,7 @@ _FEATURE_ONCE = 0x02
 _FEATURE_EXTENDED = 0x04
 _FEATURE_CANCELS = 0x08
 _FEATURE_PROGRESS = 0x10
+_FEATURE_DIRECTED = 0x20
 NO_NUMBER = bytes(8)
 _STATES = range(1, 6)
 
@@ -186,6 +190,7 @@ def encode_status(status: NodeStatus) -> bytes:
         | _FEATURE_EXTENDED * status.takes_extended
         | _FEATURE_CANCELS * status.takes_cancels
         | _FEATURE_PROGRESS * status.takes_progress
+        | _FEATURE_DIRECTED * status.takes_directed
     )
     return _STATUS.pack(
         status.state,
@@ -219,6 +224,7 @@ def decode_status(message: Message) -> NodeStatus:
         features & _FEATURE_EXTENDED != 0,
         features & _FEATURE_CANCELS != 0,
         features & _FEATURE_PROGRESS != 0,
+        features & _FEATURE_DIRECTED != 0,
     )
 
 
@@ -249,13 +255,15 @@ def encode_request(
     is_once: bool = False,
     is_whole: bool = False,
     extensions: bytes = b"",
+    is_directed: bool = False,
 ) -> Frames:
     """``[header 01] [body…]``; ``ttl_ms`` is how long the caller still waits, 0 for no limit.
 
     ``is_repeated`` (flag REDELIVERED): an earlier attempt may have been executed; the worker hears of it.
     ``is_urgent`` (flag URGENT): queued before requests that are not (BSN-B-18). ``is_once`` (flag ONCE):
     dispatched at most once (BSN-B-22). ``is_whole`` (flag WHOLE): its client collects its PARTIALs until the
-    FINAL, so a redelivery may begin them again (BSN-B-23).
+    FINAL, so a redelivery may begin them again (BSN-B-23). ``is_directed``
+    (``[header 12] [worker] [body…]``): the first frame of the body names the one worker that may have it.
     """
     assert len(identity) == IDENTITY_BYTES
     check_service(service)
@@ -265,7 +273,8 @@ def encode_request(
     flags = (
         FLAG_REDELIVERED * is_repeated | FLAG_URGENT * is_urgent | FLAG_ONCE * is_once | FLAG_WHOLE * is_whole
     )
-    head = pack_header(0xB5, 0x01, REQUEST, flags, identity, epoch, ttl_ms, len(service)) + service
+    command = DIRECTED if is_directed else REQUEST
+    head = pack_header(0xB5, 0x01, command, flags, identity, epoch, ttl_ms, len(service)) + service
     return [head + extensions if extensions else head, *body]
 
 

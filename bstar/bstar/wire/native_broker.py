@@ -13,11 +13,18 @@ from bstar.wire.batches import final_rows, request_rows
 from bstar.wire.declined import data_behind, read_declined
 from bstar.wire.dialect import Asker, Dialect, Envelope, Frames, WorkRequest
 from bstar.wire.extensions import process_of
-from bstar.wire.limits import CREDIT_MAX, DESCRIPTION_BYTES_MAX, SERVICE_BYTES_MAX, TEXT_BYTES_MAX
+from bstar.wire.limits import (
+    CREDIT_MAX,
+    DESCRIPTION_BYTES_MAX,
+    SERVICE_BYTES_MAX,
+    TEXT_BYTES_MAX,
+    WORKER_NAME_BYTES_MAX,
+)
 from bstar.wire.messages import (
     NEVER_MS,
     OWN_BACKOFF,
     Cancel,
+    Directed,
     Disconnect,
     ErrorCode,
     Failure,
@@ -92,6 +99,34 @@ def decode_peer(frames: Frames) -> FromPeer:
 def _check_service(size: int) -> None:
     if not size:
         raise RemoteProtocolError("service-name", f"a service name has 1 to {SERVICE_BYTES_MAX} bytes")
+
+
+def _read_directed(frames: Frames, fields: native.Fields, service: bytes) -> Directed:
+    _, _, _, flags, ident, epoch, ttl_ms, _ = fields
+    _check_service(len(service))
+    if len(frames) < 4:
+        raise RemoteProtocolError("client-frames", "a DIRECTED is [header] [worker] [body…]")
+    if ident == native.NO_IDENTITY:
+        raise RemoteProtocolError("identity", "a DIRECTED names itself; 24 zero bytes name nothing")
+    if not 0 < len(frames[2]) <= WORKER_NAME_BYTES_MAX:
+        text = f"the name of a worker has 1 to {WORKER_NAME_BYTES_MAX} bytes"
+        raise RemoteProtocolError("client-frames", text)
+    return Directed(
+        frames[0],
+        3,
+        (),
+        service,
+        frames[3:],
+        ident,
+        ttl_ms,
+        epoch,
+        frames[1][native.HEADER_BYTES + len(service) :],
+        flags & native.FLAG_REDELIVERED != 0,
+        flags & native.FLAG_URGENT != 0,
+        flags & native.FLAG_ONCE != 0,
+        flags & native.FLAG_WHOLE != 0,
+        worker=bytes(frames[2]),
+    )
 
 
 def _read_requests(frames: Frames, fields: native.Fields, service: bytes) -> Requests:
@@ -174,6 +209,7 @@ def _read_ready(frames: Frames, fields: native.Fields, service: bytes) -> Ready:
 
 _READERS: dict[int, Callable[[Frames, native.Fields, bytes], FromPeer]] = {
     native.REQUESTS: _read_requests,
+    native.DIRECTED: _read_directed,
     native.FINALS: _read_finals,
     native.PARTIAL: _read_partial,
     native.PROGRESS: _read_progress,
@@ -189,6 +225,9 @@ _READERS: dict[int, Callable[[Frames, native.Fields, bytes], FromPeer]] = {
 }
 
 
+_ASKING = tuple(native.MAGIC + bytes([command]) for command in (native.REQUEST, native.DIRECTED))
+
+
 class NativeAsker(msgspec.Struct, gc=False):
     """A client that gets an answer although its request was not read. See ``Asker``."""
 
@@ -198,12 +237,8 @@ class NativeAsker(msgspec.Struct, gc=False):
 
 
 def asker_of(frames: Frames) -> NativeAsker | None:
-    """The client of a REQUEST that ``decode_peer`` refused, if that much of it can be read."""
-    if (
-        len(frames) < 2
-        or frames[1][:3] != native.MAGIC + bytes([native.REQUEST])
-        or len(frames[1]) < native.HEADER_BYTES
-    ):
+    """The client of a REQUEST or DIRECTED that ``decode_peer`` refused, if that much of it can be read."""
+    if len(frames) < 2 or frames[1][:3] not in _ASKING or len(frames[1]) < native.HEADER_BYTES:
         return None
     identity = bytes(frames[1][4 : 4 + native.IDENTITY_BYTES])
     return NativeAsker(frames[0], identity) if identity != native.NO_IDENTITY else None

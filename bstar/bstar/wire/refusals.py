@@ -88,6 +88,12 @@ ASKERS_LATE = Refusal(
 SERVICES_FULL = Refusal(
     "services-full", "too many services", "look for misspelt names, or raise `limits.services_max`"
 )
+WORKER_GONE = Refusal(
+    "worker-gone",
+    "the one worker that the request is for is not registered",
+    "ask the workers that are registered now (`client.ask_all`)",
+    ErrorCode.WORKER_GONE,
+)
 OTHER_BODY = Refusal(
     "other-body",
     "its key or identity belongs to a request with another body or another value of idempotent",

@@ -12,7 +12,15 @@ from bstar_client.aio.futures import CallFuture
 from bstar_client.arguments.bodies import to_name
 from bstar_client.arguments.checks import check_flag
 from bstar_client.arguments.codecs import NO_REPLY, Codec, T, read_frames, read_outcome, reply_of
-from bstar_client.calls.requests import DEFAULT, MapOptions, RequestOptions, StreamOptions, Timeout
+from bstar_client.calls.requests import (
+    DEFAULT,
+    AskAllOptions,
+    MapOptions,
+    RequestOptions,
+    StreamOptions,
+    Timeout,
+    read_names,
+)
 from bstar_client.core.calls import Ask, Asked, Body, Call, CallFailed, OnProgress, Reply, Value
 from bstar_client.core.window import Window
 
@@ -364,6 +372,61 @@ class AsyncHAClient(AsyncCaller, DurableCalls):
             return self._requests.call_maker(service, timeout, idempotent, sink, pair, codec)
 
         return self._outcomes_of(window, bodies, maker)
+
+    @overload
+    async def ask_all(
+        self,
+        service: str | bytes,
+        body: Body | Value,
+        *,
+        reply: None = None,
+        **options: Unpack[AskAllOptions],
+    ) -> dict[str, Reply | CallFailed]: ...
+
+    @overload
+    async def ask_all(
+        self, service: str | bytes, body: Body | Value, *, reply: type[T], **options: Unpack[AskAllOptions]
+    ) -> dict[str, T | CallFailed]: ...
+
+    async def ask_all(
+        self,
+        service: str | bytes,
+        body: Body | Value,
+        *,
+        reply: type[Any] | None = None,
+        codec: Codec | None = None,
+        timeout: Timeout = DEFAULT,
+        idempotent: bool = True,
+        headers: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:  # Any: the overloads tell it
+        """Ask each worker that is registered for the service, and return one outcome for each.
+
+        The keys are the workers' names, as ``bstar workers ls`` shows them, in the order of registration. A
+        value is the Reply, or what ``reply`` makes of it; a CallFailed if that worker is dead, stuck, or
+        failed. Without a worker it is empty. ``timeout`` is one deadline for all; what each worker is asked
+        is a request like any other, but no other worker ever gets it. At a failover the same worker is asked
+        by the other node. The arguments are those of ``request``.
+
+        Raises what the question for the workers' names ends with (NoActiveNodeError, BusyError, …), when no
+        worker was asked yet.
+        """
+        ask = self._requests.ask_of_all(Ask(body, None, timeout, service, headers=headers, codec=codec))
+        deadline = self._requests.deadline_of(timeout)
+        who = Ask(to_name(service), timeout=timeout, service=Service.NAMES.value)
+        names = read_names(await self._ask(who))
+
+        def maker(sink: Any) -> Callable[[Asked, int], Call]:  # Any: the caller's
+            return self._requests.directed_maker(ask, deadline, sink, idempotent=idempotent)
+
+        window = self._new_window(names, max(1, len(names)), True, "return", name="ask_all")
+        outcomes: AsyncGenerator[Any, None] = self._outcomes_of(window, names, maker)
+        if reply is not None:
+            outcomes = self._values_of(outcomes, reply, codec, reply_of(service), "return")
+        answers: dict[str, Any] = {}
+        async with aclosing(outcomes):
+            async for outcome in outcomes:
+                answers[names[len(answers)].decode()] = outcome
+        return answers
 
     async def discover(self, service: str | bytes, *, timeout: Timeout = DEFAULT) -> bool:
         """True if a worker offers the service. A hint: a dead worker counts until it expires (MMI-C-01)."""

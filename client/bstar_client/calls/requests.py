@@ -9,10 +9,12 @@ from typing import Any, TypeAlias, TypedDict
 
 import msgspec
 
-from bstar.errors import CallTimeoutError, LocalProtocolError, RemoteProtocolError
+from bstar.errors import CallTimeoutError, LocalProtocolError, RejectedError, RemoteProtocolError
 from bstar.wire import durable, mmi
 from bstar.wire.extensions import PROGRESS_EXTENSION, headers_extensions
-from bstar.wire.mmi import OK, Service
+from bstar.wire.limits import WORKER_NAME_BYTES_MAX
+from bstar.wire.messages import ErrorCode
+from bstar.wire.mmi import NOT_FOUND, NOT_IMPLEMENTED, OK, Service
 from bstar_client.arguments.bodies import to_bytes, to_name
 from bstar_client.arguments.checks import check_flag, check_on_progress, to_timeout
 from bstar_client.arguments.codecs import CONTENT_TYPES, Codec, to_typed
@@ -26,7 +28,12 @@ DEFAULT = msgspec.UNSET
 _HEADER_BYTES = 64
 # What such services answer depends on the pair, not on the name.
 _BROKERS = (mmi.PREFIX, durable.PREFIX)
-_OF_A_SERVICE = (Service.SERVICE.value, Service.WORKERS.value, Service.DESCRIPTIONS.value)
+_OF_A_SERVICE = (
+    Service.SERVICE.value,
+    Service.WORKERS.value,
+    Service.NAMES.value,
+    Service.DESCRIPTIONS.value,
+)
 
 
 class MapOptions(TypedDict, total=False):
@@ -49,6 +56,15 @@ class StreamOptions(TypedDict, total=False):
     urgent: bool
     headers: Mapping[str, str] | None
     on_progress: OnProgress | None
+
+
+class AskAllOptions(TypedDict, total=False):
+    """The options of ``ask_all``, but for ``reply``."""
+
+    codec: Codec | None
+    timeout: Timeout
+    idempotent: bool
+    headers: Mapping[str, str] | None
 
 
 class RequestOptions(StreamOptions, total=False):
@@ -235,6 +251,47 @@ class Requests:
             services += [entry | pair for entry in _read_services(reply)]
         return services
 
+    # --- all workers of a service ---------------------------------------------------------------------------
+
+    def ask_of_all(self, ask: Ask) -> Ask:
+        """What each worker is asked, its body encoded once. LocalProtocolError or TypeError if it cannot be
+        sent.
+        """
+        if not self._is_native:
+            raise LocalProtocolError("plain MDP/0.2 has no requests for one worker: use the native dialect")
+        frames, headers = to_typed(ask.body, ask.codec, ask.headers)
+        extensions, name = extensions_of(headers), to_name(ask.service)
+        if name.startswith(_BROKERS):
+            raise LocalProtocolError(
+                f"{name.decode(errors='replace')} is the broker's own: no worker offers it"
+            )
+        size = sum(map(len, frames)) + len(name) + len(extensions) + WORKER_NAME_BYTES_MAX + _HEADER_BYTES
+        if size > self._message_bytes_max:
+            raise LocalProtocolError(f"the message has more than {self._message_bytes_max} bytes")
+        return Ask(frames, None, ask.timeout, name, headers=headers)
+
+    def deadline_of(self, timeout: Timeout) -> float | None:
+        """When a call ends that begins now; None: never."""
+        timeout_s = self.seconds(timeout)
+        return None if timeout_s is None else self._clock() + timeout_s
+
+    def directed_maker(
+        self, ask: Ask, deadline: float | None, sink: Any, *, idempotent: bool
+    ) -> Callable[[Asked, int], Call]:
+        """A function that makes a call of a worker's name and its position. All have one deadline."""
+
+        def make(worker: Asked, index: int) -> Call:
+            assert isinstance(worker, bytes)
+            timeout_s = None if deadline is None else deadline - self._clock()
+            call = self.call(
+                msgspec.structs.replace(ask, timeout=timeout_s), sink, idempotent=idempotent, index=index
+            )
+            call.body = [worker, *call.body]
+            call.is_directed = True
+            return call
+
+        return make
+
     def _place(self, service: bytes, frames: list[bytes]) -> int:
         """The pair of a request. A question to a broker about a service goes to that service's pair."""
         fleet = self._fleet
@@ -274,6 +331,20 @@ def to_key(key: bytes | str | None) -> bytes | None:
     if not data:
         raise LocalProtocolError("a key is one byte or more; None means that the request has none")
     return data
+
+
+def read_names(reply: Reply) -> list[bytes]:
+    """The workers' names in an answer to mmi.names; none if the broker does not know the service."""
+    code, *frames = reply.frames
+    if code == NOT_FOUND:
+        return []
+    if code == NOT_IMPLEMENTED:
+        text = f"{reply.endpoint} does not know requests for one worker alone (ask_all)"
+        raise RejectedError(f"{text}; nothing was sent: upgrade the node", code=ErrorCode.INVALID)
+    try:
+        return [name.encode() for name in msgspec.json.decode(frames[0], type=list[str])]
+    except (msgspec.DecodeError, IndexError) as error:
+        raise RemoteProtocolError("mmi", f"the answer to mmi.names cannot be read: {error}") from error
 
 
 def _read_services(reply: Reply) -> list[dict[str, object]]:

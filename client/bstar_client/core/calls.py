@@ -138,6 +138,8 @@ class Call(msgspec.Struct, eq=False, gc=False):
     pair: int = 0
     # Its headers, as extensions of each of its REQUESTs.
     extensions: bytes = b""
+    # For the one worker that the first frame of ``body`` names.
+    is_directed: bool = False
     # The tracer's.
     trace: Any = None
     on_progress: OnProgress | None = None

@@ -109,6 +109,11 @@ class Node(Endpoint):
         return self.status is not None and self.status.takes_cancels
 
     @property
+    def takes_directed(self) -> bool:
+        """True if it has told that it reads DIRECTED."""
+        return self.status is not None and self.status.takes_directed
+
+    @property
     def obeys_once(self) -> bool:
         """True if it has said that it dispatches a request with ONCE at most once."""
         return self.status is not None and self.status.obeys_once

@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
@@ -18,7 +18,7 @@ from bstar_testing.memory.node import Faults, MemoryNode
 from bstar_testing.memory.worker import AsyncMemoryWorker, MemoryWorker
 from bstar_testing.memory.world import World
 
-Handlers = Mapping[str, Callable[..., Any]]
+Handlers = Mapping[str, Callable[..., Any] | Sequence[Callable[..., Any]]]
 
 # How many requests a service of sync handlers holds, so that a handler may call its own service.
 _THREADS = 8
@@ -35,10 +35,10 @@ def fake(
         with fake({"price": quote}) as client:
             assert client.request("price", b"apple").body == b"3"
 
-    ``handlers``: an App, or what ``Worker`` or ``AsyncWorker`` would call for each service, sync or async.
-    ``resources``: what an App's services get instead of its own resources, by their types, as in
-    ``{Database: Database(":memory:")}``. ``options`` are those of ``HAClient``. ``with`` gives an HAClient,
-    ``async with`` an AsyncHAClient.
+    ``handlers``: an App, or what ``Worker`` or ``AsyncWorker`` would call for each service, sync or async. A
+    service with a list of handlers has a worker for each of them. ``resources``: what an App's services get
+    instead of its own resources, by their types, as in ``{Database: Database(":memory:")}``. ``options`` are
+    those of ``HAClient``. ``with`` gives an HAClient, ``async with`` an AsyncHAClient.
     """
     return FakePair(handlers, resources=resources, **options)
 
@@ -143,8 +143,9 @@ class FakePair:
                 handler = self._life.handler(service)
                 self._make_worker(service.name, handler, is_async=service.is_async, **service.options)
         else:
-            for name, handler in self._handlers.items():
-                self._make_worker(name, handler, is_async=_is_async(handler))
+            for name, handlers in self._handlers.items():
+                for each in handlers if isinstance(handlers, Sequence) else (handlers,):
+                    self._make_worker(name, each, is_async=_is_async(each))
         for worker in self._workers:
             worker.start()
 

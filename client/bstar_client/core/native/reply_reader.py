@@ -21,6 +21,8 @@ from bstar_client.core.outputs import Deliver, DeliverAll, Output, Report
 _BUSY_GROWTH = 1.5
 _BUSY_PAUSE_MIN_S = 0.005
 _BUSY_PAUSE_MAX_S = 5.0
+# These say that this attempt was not executed, and that another one would not be either.
+_REJECTIONS = (ErrorCode.INVALID, ErrorCode.NOT_ALLOWED, ErrorCode.WORKER_GONE)
 # The pause before the client asks a node again that says ACTIVE and refuses.
 REFUSED_PAUSE_S = 0.05
 
@@ -166,7 +168,7 @@ class ReplyReader:
             error: BstarError = handler_error(code, message.body)
             self._calls.fail(call, error, outputs)
             return
-        never_executed = code in (ErrorCode.EXPIRED, ErrorCode.INVALID, ErrorCode.NOT_ALLOWED)
+        never_executed = code == ErrorCode.EXPIRED or code in _REJECTIONS
         if not call.end_attempt(node.connection, was_dispatched=not never_executed):
             # It ends an earlier attempt; the current one is in flight.
             return
@@ -176,7 +178,7 @@ class ReplyReader:
                 self._calls.retry_later(call, REFUSED_PAUSE_S, now)
                 return
             error = expired(call, node.endpoint, text, now)
-        elif code in (ErrorCode.INVALID, ErrorCode.NOT_ALLOWED):
+        elif code in _REJECTIONS:
             text = f"{node.endpoint} rejects the request: {text}"
             if call.may_have_executed:
                 error = broken(call, f"{text}; an earlier attempt may have been executed")

@@ -1,17 +1,19 @@
 """Makes messages of calls: which requests share a batch, and the time to live of each.
 
 Requests for one service that leave at the same moment share a message (docs/protocol/native.md, 3.8). A large
-or urgent request, a stream and a request with a key travel alone. Requests for one service keep their order.
+or urgent request, a stream, one of several frames and one with a key travel alone. Requests for one service
+keep their order.
 """
 
 import math
 from collections.abc import Sequence
 
-from bstar.errors import RejectedError
+from bstar.errors import BstarError, RejectedError
 from bstar.wire import native
 from bstar.wire.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX, BATCHED_BODY_BYTES_MAX, TTL_MS_MAX
 from bstar.wire.messages import ErrorCode
 from bstar.wire.mmi import PREFIX
+from bstar_client.core.call_errors import broken
 from bstar_client.core.calls import Call
 from bstar_client.core.native.outstanding import Outstanding
 from bstar_client.core.nodes import Node
@@ -34,9 +36,8 @@ class Sender:
 
     def send(self, call: Call, node: Node, outputs: list[Output], now: float) -> None:
         """Send one request, in a message of its own."""
-        is_idempotent = call.is_idempotent
-        if not (is_idempotent or node.obeys_once):
-            self.refuse_once(call, node, outputs)
+        is_idempotent, is_directed = call.is_idempotent, call.is_directed
+        if (is_directed or not is_idempotent) and self.refuses(call, node, outputs):
             return
         is_repeated = call.may_have_executed
         [ttl_ms] = self._begin_attempts((call,), node, now)
@@ -51,6 +52,7 @@ class Sender:
             is_once=not is_idempotent,
             is_whole=not call.is_stream,
             extensions=call.extensions,
+            is_directed=is_directed,
         )
         outputs.append(Send(node.index, request))
 
@@ -91,9 +93,7 @@ class Sender:
 
     def _send_group(self, calls: Sequence[Call], node: Node, outputs: list[Output], now: float) -> None:
         """Send requests for one service, with the same flags."""
-        if calls and not (calls[0].is_idempotent or node.obeys_once):
-            for call in calls:
-                self.refuse_once(call, node, outputs)
+        if calls and not calls[0].is_idempotent and all(self.refuses(each, node, outputs) for each in calls):
             return
         rows: list[Call] = []
         size_bytes = 0
@@ -152,10 +152,21 @@ class Sender:
             ttls_ms.append(ttl_ms)
         return ttls_ms
 
-    def refuse_once(self, call: Call, node: Node, outputs: list[Output]) -> None:
-        """Fail the call: a node of an earlier release would dispatch it to a second worker (BSN-C-11)."""
-        text = (
-            f"{node.endpoint} does not know requests that must not be executed twice (idempotent=False); "
-            "it was not sent: upgrade the node"
-        )
-        self._calls.fail(call, RejectedError(text, code=ErrorCode.INVALID), outputs)
+    def refuses(self, call: Call, node: Node, outputs: list[Output]) -> bool:
+        """True if the node is of a release that would not do what the call needs. The call has failed then.
+
+        It would dispatch the request to a second worker (BSN-C-11), or drop it (BSN-C-18).
+        """
+        if not (call.is_idempotent or node.obeys_once):
+            kind = "requests that must not be executed twice (idempotent=False)"
+        elif call.is_directed and not node.takes_directed:
+            kind = "requests for one worker alone (ask_all)"
+        else:
+            return False
+        text = f"{node.endpoint} does not know {kind}; it was not sent: upgrade the node"
+        if call.may_have_executed:
+            error: BstarError = broken(call, f"{text}. An earlier attempt may have been executed")
+        else:
+            error = RejectedError(text, code=ErrorCode.INVALID)
+        self._calls.fail(call, error, outputs)
+        return True

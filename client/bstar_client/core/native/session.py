@@ -395,8 +395,8 @@ class Session:
     def _send_vote(self, node: Node, outputs: list[Output], now: float) -> None:
         """Send the node a vote."""
         calls = self._calls
-        while (call := calls.oldest_unsent()) is not None and not (call.is_idempotent or node.obeys_once):
-            self._sender.refuse_once(call, node, outputs)
+        while (call := calls.oldest_unsent()) is not None and self._sender.refuses(call, node, outputs):
+            pass
         if call is None:
             # A node that is alive but not active holds all of them. It should have answered or refused them.
             left_at = self._left.at if self._left is not None else now

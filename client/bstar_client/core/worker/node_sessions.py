@@ -7,7 +7,7 @@ silence or DISCONNECT it begins on a new socket after a growing pause (MDP1-R-02
 
 from collections.abc import Callable, Iterator, Sequence
 
-from bstar.wire.native import NO_IDENTITY
+from bstar.wire.native import NAME_BYTES, NO_IDENTITY
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker.dialects import Heard, Job, WorkerDialect
 from bstar_client.core.worker.jobs import WorkerLimits
@@ -96,7 +96,7 @@ class NodeSessions:
         jitter: Callable[[], float],
         name: bytes,
     ) -> None:
-        assert not name or (len(name) == 20 and name[0])
+        assert not name or (len(name) == NAME_BYTES and name[0])
         self.counters = WorkerCounters()
         self._sessions = [NodeSession(index, endpoint) for index, endpoint in enumerate(endpoints)]
         self._dialect = dialect

@@ -33,7 +33,8 @@ _KEYED = 0x40
 class WorkerCore:
     """A worker for one service. ``jitter`` returns numbers in 0 ≤ x < 1.
 
-    ``name``: 20 bytes, unique, the first of them not zero; it names the connections. Empty: no keepalives.
+    ``name``: 20 bytes, unique, the first of them not zero; it begins the names of its connections. Empty: no
+    keepalives.
     """
 
     def __init__(
