@@ -138,6 +138,19 @@ def test_no_invariant_breaks_in_hours_with_a_fault_now_and_then(seed: int) -> No
     assert outcome.events < 120_000 * outcome.simulated_s / 3_600
 
 
+def test_a_worker_that_ends_because_its_handlers_are_stuck_is_started_again() -> None:
+    """It never was, and calls half an hour later found no worker."""
+    setup = calm_setup_of(2_000_000_179)
+    [fault] = [fault for fault in setup.faults if fault.kind is Kind.WORKER_SLOW and fault.amount == 200.0]
+    fault = msgspec.structs.replace(fault, at=60.0)
+    setup = msgspec.structs.replace(setup, storm_s=1_800.0, faults=(fault,))
+    outcome = play(setup, keep_trace=True)
+    assert outcome.violation is None
+    lives = [line.split() for line in outcome.trace]
+    times = {life: float(at) for at, name, life, *_ in lives if name == "worker1"}
+    assert times["ends"] < times["starts"] < times["ends"] + 60.0
+
+
 def quiet_life() -> Simulation:
     """A pair without a fault, a while after its beginning."""
     setup = msgspec.structs.replace(

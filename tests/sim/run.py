@@ -155,6 +155,9 @@ class Simulation:
                 pair.checks.services = {worker.service.encode() for worker in of_pair}
                 pair.checks.is_struck = pair.name in setup.fleet.struck
             pair.checks.is_calm = setup.is_calm
+            for worker in of_pair:
+                if setup.is_calm and isinstance(worker, SimWorker):
+                    worker.restart_s = self.timing.heartbeat_interval_s
         self.attackers = self._begin_keys(setup)
         self.life = Life(self.world, self._processes, first.checks.fail) if setup.is_calm else None
         self._injection = Injection(

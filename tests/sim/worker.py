@@ -70,6 +70,8 @@ class SimWorker(LinkOwner):
         self.slowness = 1.0
         self.lie = 0  # what it adds to the epochs that it claims
         self.has_ended = False
+        # So long after it has ended because its handlers are stuck, its supervisor starts it again.
+        self.restart_s: float | None = None
         self._core_class = core_class
         self._watcher = watcher
         self._credit = credit if self.is_native else 1
@@ -240,8 +242,14 @@ class SimWorker(LinkOwner):
                 self.links[output.node].open()
             elif isinstance(output, Ended):
                 self.has_ended = True
+                if self.restart_s is not None and not self.is_stopping:
+                    self.world.after(self.restart_s, partial(self._restart, self.runs))
                 self.die()
                 return
+
+    def _restart(self, run: int) -> None:
+        if run == self.runs and not self.is_dark:
+            self.start()
 
     # --- handlers -----------------------------------------------------------------------------------------
 
