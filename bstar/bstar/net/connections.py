@@ -1,8 +1,8 @@
 """Acts on the connections of a bound ZeroMQ socket for which libzmq has no call.
 
 A socket's monitor reports the descriptors of the listener and of every connection. They belong to libzmq,
-which closes them in its own threads. This module acts in the kernel. To libzmq it looks as if the other side
-had done it.
+which closes them in its own threads. This module acts in the kernel: to libzmq it looks like an act of the
+other side.
 """
 
 import ctypes
@@ -24,13 +24,13 @@ _MEMINFO = struct.Struct("=9I")
 # Classic BPF (<linux/bpf_common.h>, <linux/filter.h>): code, steps to jump if true and if false, number.
 _STEP = struct.Struct("=HBBI")
 _LOAD, _LOAD_OCTET, _AND, _JUMP, _IF_EQUAL = 0x20, 0x30, 0x54, 0x05, 0x15
-# SKF_NET_OFF: from here on numbers count the bytes of the IP header.
+# SKF_NET_OFF: offsets from this number on are within the IP header.
 _IP = 0xFFF0_0000
 # Return 0, which drops the packet, or more than any packet has.
 _DROP = _STEP.pack(0x06, 0, 0, 0)
 _TAKE = _STEP.pack(0x06, 0, 0, 0xFFFF_FFFF)
 NETWORKS_MAX = 256
-"""Networks that one listener can hold off; each packet passes the steps of all."""
+"""Networks that one listener can hold off. The filter compares each packet with all of them."""
 
 Peer = tuple[str, int]
 

@@ -1,7 +1,7 @@
 """A native client's view of its nodes: their connections, their status, and which one gets a vote.
 
-A status ages. A node says how long it takes until a request could make it active. The client keeps that as a
-moment on its own clock.
+A node says after how long a request could make it active. The client stores that as a time of its own clock,
+because a status ages.
 """
 
 import math
@@ -15,8 +15,7 @@ from bstar_client.core.outputs import Announce, Output, Send
 
 _STATE_NAMES = {1: "PRIMARY, starting", 2: "BACKUP, starting", 3: "ACTIVE", 4: "PASSIVE", 5: "ERROR"}
 
-# Used until a node tells the pair's timing. After that the client sends at least four PINGs in a failover
-# timeout.
+# Used until a node sends the pair's timing. Then the client sends at least four PINGs per failover timeout.
 _PING_INTERVAL_S = 0.25
 _SILENCE_LIMIT_S = 1.0
 PINGS_PER_SILENCE = 4
@@ -49,7 +48,7 @@ class Endpoint:
         self.trouble = ""
 
     def disconnect(self, *, is_untrusted: bool = False) -> list[Output]:
-        """The connection broke, or an attempt to connect failed, which is news the first time only."""
+        """The connection broke, or an attempt to connect failed. Only the first time is announced."""
         trouble = "broken" if self.is_connected else "untrusted" if is_untrusted else "refused"
         is_news = not self.trouble or (trouble == "untrusted" != self.trouble)
         self.is_connected = False

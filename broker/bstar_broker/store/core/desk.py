@@ -1,4 +1,4 @@
-"""Serves clients of the store: reads what they ask, makes commands of it, and answers when it is done.
+"""Serves clients of the store: turns their requests into commands, and answers when these are applied.
 
 A command is answered when it has been applied: its entry is on as many disks as it must be. A question is
 answered by a look at the table.
@@ -37,13 +37,13 @@ from bstar_broker.store.core.runner import identity_of
 from bstar_broker.store.core.settings import StoreSettings
 from bstar_broker.store.core.tally import StoreObserver
 
-# A result that is awaited longer is asked for again: the node may have changed meanwhile.
+# A client that waits longer for a result asks again: another node may lead by then.
 FETCH_WAIT_MS_MAX = 60_000
 # Operations that wait for an answer, of all clients.
 _WAITING_MAX = 200_000
-# Bytes of commands that wait for the disks: half a second of a fast disk. More of them would only be memory.
+# Bytes of commands that wait for the disks: half a second of a fast disk. A longer queue only costs memory.
 _WAITING_BYTES_MAX = 64 << 20
-# A client that has so many bytes of replies unread gets no more answers: it asks again.
+# A client with this many bytes of unread replies gets no more answers until it has read some.
 _UNREAD_BYTES_MAX = 32 << 20
 # A large submit travels in an entry, with others: up to four times its own bytes, of ``ENTRY_BYTES_MAX`` in
 # all. Each byte is in so many places on its way: twice for each of command, entry, message to the peer,
@@ -51,7 +51,7 @@ _UNREAD_BYTES_MAX = 32 << 20
 _LARGE_BYTES = 64 << 10
 _ENTRY_PART = 4
 _PLACES = 6
-# Both loops copy an entry and compute its checksum in one turn: 10 ms. One order may have more.
+# Both loops copy an entry and compute its checksum in one turn, about 10 ms. A single order may be larger.
 ENTRY_BYTES_MAX = 4 << 20
 
 # Makes the answer to a question of the records that the disk found.
@@ -88,8 +88,8 @@ class Order(msgspec.Struct):
 
 
 class Desk:
-    """``orders`` are commands that wait to be proposed. ``why_no_submit()`` says why new requests are refused
-    now: a sentence, "" if they are taken.
+    """``orders`` are commands that wait to be proposed. ``why_no_submit()`` is the sentence that says why new
+    requests are refused now, or "".
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Desk:
             round(settings.expires_s * 1000),
         )
         self.orders: list[Order] = []
-        # Of submits that were taken and are not applied.
+        # Bytes of submits that were taken and are not applied yet.
         self.waiting_bytes = 0
         self.acknowledged = 0
         self.observer: StoreObserver | None = None
