@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bstar.errors import ConfigurationError
 from bstar.security import read_key, read_public_key
 from bstar.settings.principals import load_principals
 from bstar_cli import exits
@@ -43,6 +44,39 @@ def test_a_name_that_yaml_reads_as_something_else_is_written_in_quotes(tmp_path:
     assert keys(tmp_path, "rotate", name) == exits.OK
     assert keys(tmp_path, "retire", name) == exits.OK
     assert roles(tmp_path) == {name: ("calls",)}
+
+
+def test_a_token_is_printed_once_and_its_digest_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert keys(tmp_path, "token", "web", "--calls", "price,stock.*") == exits.OK
+    token = capsys.readouterr().out.strip()
+    listed = load_principals(tmp_path / "principals.yaml")
+    found = listed.of_token(token)
+    assert found is not None
+    assert (found.name, found.keys, found.calls.texts) == ("web", (), ("price", "stock.*"))
+    assert listed.of_token(token[:-1]) is None
+    assert token not in (tmp_path / "principals.yaml").read_text()
+    assert main(["keys", "show", str(tmp_path / "principals.yaml")]) == exits.OK
+    assert f"  token {found.tokens[0]}" in capsys.readouterr().out
+    assert keys(tmp_path, "token", "web", "--calls", "price") == exits.USAGE
+    assert keys(tmp_path, "token", "other", "--calls", "a*b") == exits.USAGE
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("{calls: [price]}", "has no keys"),
+        ("{tokens: ['abc'], calls: [price]}", "tokens: holds what is no digest"),
+        (f"{{tokens: ['{'a' * 64}'], offers: [price]}}", "has tokens, which are for calls"),
+        ("{tokens: 7, calls: [price]}", "tokens is a list"),
+    ],
+)
+def test_a_wrong_entry_for_tokens_says_what_is_wrong(tmp_path: Path, entry: str, said: str) -> None:
+    path = tmp_path / "principals.yaml"
+    path.write_text(f"principals:\n  web: {entry}\n")
+    with pytest.raises(ConfigurationError, match=said):
+        load_principals(path)
 
 
 def test_new_replaces_nothing(tmp_path: Path) -> None:

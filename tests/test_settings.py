@@ -376,6 +376,34 @@ def test_a_loopback_address_needs_no_consent(endpoint: str) -> None:
     assert from_mapping(minimal(endpoints__clients=endpoint)).endpoints.clients == endpoint
 
 
+_FRONT = {"fronts__http__bind": "127.0.0.1:8081", "fronts__http__peer_clients": "tcp://127.0.0.1:5002"}
+_KEYS = {"security__key": "a.key", "security__principals": "list.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"fronts__http__peer_clients": None}, "peer_clients: is missing beside fronts.http.bind"),
+        ({"fronts__http__bind": "nowhere"}, "is not ADDRESS:PORT"),
+        ({"fronts__http__bind": "127.0.0.1:5001"}, "is the same address as endpoints.clients"),
+        ({"fronts__http__peer_clients": "tcp://*:5002"}, "cannot be connected to"),
+        ({"fronts__http__bind": "10.0.0.1:80"}, "others can reach this address, and without security.key"),
+        ({"fronts__http__bind": "10.0.0.1:80", "insecure": True}, "without TLS tokens and bodies"),
+        ({"fronts__http__tls_cert": "a.crt"}, "tls_key: is missing beside fronts.http.tls_cert"),
+        ({"fronts__http__key": "front.key"}, "is given, and this node has no security.key"),
+        (_KEYS, "fronts.http.key: is missing beside security.key"),
+    ],
+)
+def test_what_an_http_front_needs_is_missed(changed: dict[str, object], said: str) -> None:
+    assert said in complaint(**{**_FRONT, **changed})
+
+
+def test_an_http_front_may_be_reached_in_the_clear_if_the_configuration_says_so() -> None:
+    own = {**_FRONT, "fronts__http__bind": "10.0.0.1:8081"}
+    assert from_mapping(minimal(**own, insecure=True, fronts__http__allow_plain=True)).fronts.http.allow_plain
+    assert from_mapping(minimal(**_FRONT, **_KEYS, fronts__http__key="front.key")).fronts.http.key
+
+
 def test_insecure_brokers_do_not_open_the_status_page_too() -> None:
     text = complaint(insecure=True, http__bind="0.0.0.0:9401")
     assert text.startswith("node.yaml: http.bind: others can reach this address")

@@ -11,13 +11,14 @@ from msgspec import structs
 from bstar.base.printable import printable
 from bstar.errors import CallError, ConfigurationError, RefusedError
 from bstar.wire.mmi import PREFIX
-from bstar_cli.frames import BODY_HELP, frames_of, json_frame, print_frames
+from bstar_cli.frames import BODY_HELP, frames_of, print_frames
 from bstar_cli.options import DialectOption, KeptJournal, Nodes, refuse
 from bstar_cli.schemas import UncheckableError, misfits
 from bstar_cli.services import offers_of
 from bstar_cli.terminal import error_fields, json_line
 from bstar_client import CallFailed, HAClient, Reply
 from bstar_client.arguments.codecs import codec_of
+from bstar_client.arguments.json_frames import json_frame
 
 # Looking for a schema must not take the time of the call itself.
 CHECK_TIMEOUT_S = 2.0

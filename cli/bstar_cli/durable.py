@@ -10,7 +10,7 @@ import typer
 
 from bstar.errors import CallError, ConfigurationError
 from bstar_cli import exits
-from bstar_cli.frames import BODY_HELP, frames_of, json_frame, print_frames
+from bstar_cli.frames import BODY_HELP, frames_of, print_frames
 from bstar_cli.options import Nodes, grouped, refuse, seconds_of
 from bstar_cli.stored import (
     CANCEL,
@@ -33,6 +33,7 @@ from bstar_cli.stored import (
 )
 from bstar_cli.terminal import error_fields, json_line
 from bstar_client import RetryPolicy
+from bstar_client.arguments.json_frames import json_frame
 
 durable = typer.Typer(
     name="durable",

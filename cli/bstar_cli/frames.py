@@ -1,6 +1,5 @@
 """Frames of bodies on the command line: read from its arguments, and printed to people, files and scripts."""
 
-import base64
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,14 +35,6 @@ def print_frames(frames: Sequence[bytes], *, is_raw: bool, is_alone: bool) -> No
             typer.echo(lines(_indented(frame)))
     else:
         _write(b"".join(frame + b"\n" for frame in frames))
-
-
-def json_frame(frame: bytes) -> str | dict[str, str]:
-    """A frame for JSON: its text, or its bytes in base64."""
-    try:
-        return frame.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(frame).decode()}
 
 
 def _indented(frame: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,8 +11,8 @@ import typer
 import yaml
 
 from bstar.errors import ConfigurationError
-from bstar.security.keys import new_key, read_public_key, write_key
-from bstar.security.principals import Principal, principal_of
+from bstar.security.keys import check_name, new_key, read_public_key, write_key
+from bstar.security.principals import Principal, digest_of, principal_of
 from bstar.settings.principals import LIST_HEAD, entry_line, load_principals
 from bstar_cli.options import grouped, refuse
 
@@ -23,6 +24,7 @@ keys = typer.Typer(
 )
 
 LIST_NAME = "principals.yaml"
+_TOKEN_BYTES = 32
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder of keys and of the list.")]
 
 
@@ -111,6 +113,39 @@ def new(
 
 
 @keys.command()
+def token(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose token.")],
+    *,
+    calls: Annotated[
+        str, typer.Option("--calls", metavar="SERVICE,…", help="What its owner may call over HTTP.")
+    ],
+    out: Out = Path("keys"),
+) -> None:
+    """Print a new token for HTTP callers, and add its owner to DIR/principals.yaml (docs/http.md).
+
+    The list holds the token's SHA-256, and nothing else holds the token: give it to its owner. For a second
+    one, while the first is replaced, write the digest of both into the entry's tokens by hand.
+
+    Exit codes: 0 made; 2 wrong usage, or the list has an entry of this name.
+
+    Examples:
+
+        bstar keys token shop-web --calls 'price,stock.*'
+    """
+    check_name(name)
+    listed = out / LIST_NAME
+    entries = load_principals(listed).all if listed.exists() else ()
+    refuse(any(entry.name == name for entry in entries), f"{listed} lists {name} already")
+    made = secrets.token_urlsafe(_TOKEN_BYTES)
+    line = entry_line(name, digest_of(made), [f"calls:{calls}"], "tokens")
+    _check([line])
+    out.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _append(listed, [line])
+    typer.echo(f"{listed} lists {name}; its token follows", err=True)
+    typer.echo(made)
+
+
+@keys.command()
 def show(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE…", help="Files .key or .pub, or a principals file.")
@@ -134,6 +169,8 @@ def show(
                 typer.echo(f"{entry.name}: {'; '.join(said)}")
                 for public in entry.keys:
                     typer.echo(f"  {public}")
+                for digest in entry.tokens:
+                    typer.echo(f"  token {digest}")
         else:
             name, key = read_public_key(file)
             typer.echo(f"{name}: {key.decode()}")

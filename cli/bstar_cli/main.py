@@ -32,6 +32,7 @@ _MODULES = {
     "run": "run",
     "call": "call",
     "durable": "durable",
+    "http": "http_front.command",
     "load": "load",
     "bench": "bench",
     "status": "status",

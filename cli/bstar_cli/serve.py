@@ -2,7 +2,7 @@
 
 import os
 import signal
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -11,7 +11,7 @@ import structlog
 import bstar
 from bstar.errors import PairError
 from bstar.host.service_manager import ServiceManager
-from bstar.settings import RESERVED_VARIABLES, node_warnings
+from bstar.settings import RESERVED_VARIABLES, Settings, node_warnings
 from bstar_cli.logs import configure_logs
 from bstar_cli.options import NodeConfiguration, refuse
 
@@ -71,7 +71,7 @@ def serve(node: NodeConfiguration) -> None:
         raise_limit()
         for warning in node_warnings(settings):
             log.warning(warning)
-        with manager or nullcontext(), BrokerServer(settings) as server:
+        with manager or nullcontext(), BrokerServer(settings) as server, _http_front(settings):
             log.info(
                 "ready",
                 version=bstar.__version__,
@@ -92,6 +92,15 @@ def serve(node: NodeConfiguration) -> None:
         log.critical("ended", exit_code=error.exit_code, error=str(error))
         raise
     log.info("stopped", role=settings.role)
+
+
+def _http_front(settings: Settings) -> AbstractContextManager[object]:
+    """The process of the HTTP front, if the configuration has one."""
+    if settings.fronts.http.bind is None:
+        return nullcontext()
+    from bstar_cli.http_front.node import NodeFront  # noqa: PLC0415 - most nodes have none
+
+    return NodeFront(settings)
 
 
 def _stop_early(number: int, frame: FrameType | None) -> NoReturn:

@@ -16,10 +16,10 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from bstar.base.printable import printable
 from bstar.errors import BstarError
 from bstar_cli import exits
-from bstar_cli.frames import json_frame
 from bstar_cli.options import Nodes, refuse, seconds_of
 from bstar_cli.terminal import cell, json_line, print_tables, table
 from bstar_client import HAClient, RequestStatus
+from bstar_client.arguments.json_frames import json_frame
 
 # Operations under way at once: they travel together, and are written to the disks together.
 _AT_ONCE = 64

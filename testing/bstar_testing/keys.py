@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bstar.security import KeyPair, Security, new_key
 from bstar.security.keys import write_key
+from bstar.security.principals import digest_of
 from bstar.settings.principals import LIST_HEAD, entry_line
 
 ROLES: Mapping[str, Sequence[str]] = {
@@ -42,6 +44,13 @@ class Keys:
         self._lines.append(line.replace("}\n", f", {bounds}}}\n") if bounds else line)
         self.write()
         return key
+
+    def add_token(self, name: str, *roles: str) -> str:
+        """A bearer token for another principal; nodes and fronts know it a few seconds later."""
+        token = secrets.token_urlsafe()
+        self._lines.append(entry_line(name, digest_of(token), roles, "tokens"))
+        self.write()
+        return token
 
     def remove(self, name: str) -> None:
         """Take a principal off the list."""

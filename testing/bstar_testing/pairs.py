@@ -29,6 +29,7 @@ from bstar_testing.processes import LIMIT_S, HarnessError, NoteTaker, Process, i
 
 Route = Callable[[str, str], str]
 ARBITER_LINK = "nodes-arbiter"
+HTTP = "fronts.http.bind"
 STATE_LINKS = ("primary-backup", "backup-primary")
 ROLES: tuple[RoleName, RoleName] = ("primary", "backup")
 
@@ -46,7 +47,7 @@ class Pair:
     another way, for ``primary``, ``backup`` or ``arbiter``. ``journals`` is the folder where all processes
     keep the product's journals. ``is_secure``: every connection uses CURVE, with the keys of ``Pair.keys``.
     ``has_store``: both nodes have a durable store, in ``folder``. ``doors`` are the keys of fronts' endpoints
-    that both nodes listen at.
+    that both nodes listen at; with ``"fronts.http.bind"`` both serve HTTP, at ``http_urls``.
     """
 
     primary: Node
@@ -152,7 +153,9 @@ class Pair:
                 "directory": str(self.folder / f"{role}-store"),
                 "link": f"tcp://{self._addresses['store']}",
             }
-        doors = {door: f"tcp://{self._addresses[f'{role} {door}']}" for door in self._doors}
+        doors = {door: f"tcp://{self._addresses[f'{role} {door}']}" for door in self._doors if door != HTTP}
+        if HTTP in self._doors:
+            doors |= self._http_front(role, peer)
         for path, value in {**settings, **doors}.items():
             *sections, key = path.split(".")
             owner = config
@@ -160,6 +163,20 @@ class Pair:
                 owner = owner.setdefault(section, {})
             owner[key] = value
         return config
+
+    def _http_front(self, role: RoleName, peer: RoleName) -> dict[str, str]:
+        peer_clients = self._route(f"{role}-http-{peer}", self._addresses[peer])
+        front = {
+            HTTP: self._addresses[f"{role} {HTTP}"],
+            "fronts.http.peer_clients": f"tcp://{peer_clients}",
+            "fronts.http.peer": f"http://{self._addresses[f'{peer} {HTTP}']}",
+        }
+        return front | ({} if self.keys is None else {"fronts.http.key": str(self.keys.path("client"))})
+
+    @property
+    def http_urls(self) -> list[str]:
+        """Where the HTTP fronts of both nodes are, the primary's first."""
+        return [f"http://{self._addresses[f'{role} {HTTP}']}" for role in ROLES]
 
     def doors(self, key: str) -> list[str]:
         """The endpoints of a front's door, ``"fronts.ppp.clients"``, at both nodes, the primary's first."""

@@ -13,9 +13,11 @@ A pattern is a service's name, or the beginning of names with * at its end; "*" 
 connection bears the ``user_id`` that ZAP gave it: the principal's name and the key that it proved. So a key
 that is removed from the list loses its rights at once, on connections that are open, too.
 
-An entry may have bounds, for all its connections to one node together (``Quota``).
+An entry may have bounds, for all its connections to one node together (``Quota``), and tokens, with which its
+owner calls over HTTP (docs/http.md). The list holds their SHA-256.
 """
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated
@@ -26,6 +28,7 @@ from msgspec import Meta
 from bstar.errors import ConfigurationError
 
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 # Names of services that a principal was asked about; the answers are kept.
 _ANSWERS_MAX = 10_000
 
@@ -33,6 +36,11 @@ _ANSWERS_MAX = 10_000
 def is_public_key(text: str) -> bool:
     """True for 40 characters of Z85."""
     return _KEY.fullmatch(text) is not None
+
+
+def digest_of(token: str) -> str:
+    """What the list holds of a token: its SHA-256 in hexadecimal digits."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class Patterns:
@@ -78,7 +86,9 @@ class Quota(msgspec.Struct, frozen=True):
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """One entry of the list. ``keys`` are public halves in Z85. Without a ``quota`` it has no bounds."""
+    """One entry of the list. ``keys`` are public halves in Z85, ``tokens`` the digests of bearer tokens.
+    Without a ``quota`` it has no bounds.
+    """
 
     name: str
     keys: tuple[str, ...]
@@ -88,6 +98,7 @@ class Principal(msgspec.Struct, frozen=True):
     offers: Patterns = NOTHING
     calls: Patterns = NOTHING
     quota: Quota | None = None
+    tokens: tuple[str, ...] = ()
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -103,12 +114,13 @@ class Principal(msgspec.Struct, frozen=True):
 
 
 class Principals:
-    """The list of a node. Raises ConfigurationError if two principals share a name or a key."""
+    """The list of a node. Raises ConfigurationError if two principals share a name, a key or a token."""
 
     def __init__(self, principals: Iterable[Principal] = ()) -> None:
         self.all = tuple(principals)
         self._by_key: dict[str, tuple[str, Principal]] = {}
         self._by_user: dict[str, Principal] = {}
+        self._by_digest: dict[str, Principal] = {}
         names: set[str] = set()
         for principal in self.all:
             if principal.name in names:
@@ -125,6 +137,11 @@ class Principals:
                 user_id = f"{principal.name} {key}"
                 self._by_key[key] = (user_id, principal)
                 self._by_user[user_id] = principal
+            for digest in principal.tokens:
+                if digest in self._by_digest:
+                    other = self._by_digest[digest].name
+                    raise ConfigurationError(f"{principal.name} and {other} have one token twice")
+                self._by_digest[digest] = principal
 
     @property
     def keys(self) -> frozenset[str]:
@@ -138,6 +155,10 @@ class Principals:
     def of_key(self, key: str) -> tuple[str, Principal] | None:
         """The user id and the principal of a public key."""
         return self._by_key.get(key)
+
+    def of_token(self, token: str) -> Principal | None:
+        """The principal of a bearer token."""
+        return self._by_digest.get(digest_of(token))
 
     def of_user(self, user_id: str) -> Principal | None:
         """Whose connection it is; None if its key is in the list no more."""
@@ -153,7 +174,7 @@ def principal_of(name: str, entry: object) -> Principal:
             raise ConfigurationError(
                 f"unknown word {word!r}; there are {', '.join(_Entry.__struct_fields__)}"
             )
-    for word in ("keys", "offers", "calls"):
+    for word in ("keys", "tokens", "offers", "calls"):
         if not isinstance(entry.get(word, []), list):
             raise ConfigurationError(f"{word} is a list, such as {word}: [{entry[word]}]")
         for text in entry.get(word, []):
@@ -169,9 +190,12 @@ def principal_of(name: str, entry: object) -> Principal:
         Patterns(parts.offers),
         Patterns(parts.calls),
         parts.quota(),
+        tuple(parts.tokens),
     )
     if principal.quota is not None and not (principal.offers or principal.calls or principal.is_operator):
         raise ConfigurationError("has bounds, which are for calls, offers and operator: a node uses none")
+    if principal.tokens and not principal.calls:
+        raise ConfigurationError("has tokens, which are for calls over HTTP: say calls: [...]")
     if not principal.roles:
         raise ConfigurationError(
             "has no role: say peer: true, arbiter: true, operator: true, offers: [...] or calls: [...]"
@@ -189,6 +213,11 @@ def _parts(entry: Mapping[object, object]) -> "_Entry":
             raise ConfigurationError(
                 "keys: holds what is no public key: 40 characters of Z85, as in the .pub file"
             )
+    if not parts.keys and not parts.tokens:
+        raise ConfigurationError(_KEYLESS)
+    for digest in parts.tokens:
+        if _DIGEST.fullmatch(digest) is None:
+            raise ConfigurationError("tokens: holds what is no digest of a token: bstar keys token makes one")
     for word, texts in (("offers", parts.offers), ("calls", parts.calls)):
         for text in texts:
             if not text or "*" in text[:-1]:
@@ -200,8 +229,8 @@ def _parts(entry: Mapping[object, object]) -> "_Entry":
 
 def _wrong(entry: Mapping[object, object]) -> str:
     """What is wrong with an invalid entry, in the words of the list."""
-    if not entry.get("keys"):
-        return "has no keys: add keys: ['…'] with its public keys"
+    if not entry.get("keys") and not entry.get("tokens"):
+        return _KEYLESS
     types = {field.name: field.type for field in msgspec.structs.fields(_Entry)}
     for word, value in entry.items():
         meant = types[str(word)]
@@ -212,6 +241,7 @@ def _wrong(entry: Mapping[object, object]) -> str:
     raise AssertionError("an entry of valid words is valid")
 
 
+_KEYLESS = "has no keys: add keys: ['…'] with its public keys, or tokens: ['…'] if it calls over HTTP alone"
 _COUNT_MAX = 1_000_000_000
 _RATE_MAX = 1e12
 Count = Annotated[int, Meta(ge=1, le=_COUNT_MAX)]
@@ -223,7 +253,8 @@ _MEANINGS = {
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    keys: list[str]
+    keys: list[str] = []
+    tokens: list[str] = []
     peer: bool = False
     arbiter: bool = False
     operator: bool = False

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from bstar.settings.section import Section
+from bstar.settings.section import MIB, Section
 from bstar.wire.limits import HEARTBEAT_S_MAX, HEARTBEAT_S_MIN
 
 
@@ -153,6 +153,89 @@ class EmqOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = False
 
 
+class HttpOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """HTTP (docs/http.md): calls, streams and durable requests for programs without ZeroMQ, in a process that
+    this node starts.
+    """
+
+    bind: Annotated[
+        str | None,
+        Meta(
+            description="Where HTTP clients connect, ADDRESS:PORT. null: no HTTP front. It needs the extra "
+            "http."
+        ),
+    ] = None
+    peer_clients: Annotated[
+        str | None,
+        Meta(
+            description="The other node's endpoints.clients as seen from here: an address to connect to. The "
+            "front asks both nodes which one serves."
+        ),
+    ] = None
+    peer: Annotated[
+        str | None,
+        Meta(
+            description="The URL of the other node's front. While that node serves, this front answers 503 "
+            "with it. null: such an answer names no address."
+        ),
+    ] = None
+    key: Annotated[
+        str | None,
+        Meta(
+            description="Path of the front's own secret key, with security.key. Its entry in "
+            "security.principals needs calls, and bounds what all tokens together may call."
+        ),
+    ] = None
+    tls_cert: Annotated[
+        str | None, Meta(description="Path of the certificate, with its chain (PEM). null: no TLS.")
+    ] = None
+    tls_key: Annotated[str | None, Meta(description="Path of the certificate's key (PEM).")] = None
+    allow_plain: Annotated[
+        bool,
+        Meta(
+            description="true: bind may be an address that others reach without TLS, for a proxy with TLS or "
+            "the network itself keeps strangers out. Tokens travel in the clear."
+        ),
+    ] = False
+    origins: Annotated[
+        str,
+        Meta(
+            description="Web pages that may call, such as https://shop.example, separated by commas; * for "
+            "all. Empty: none."
+        ),
+    ] = ""
+    timeout_max_s: Annotated[
+        float,
+        Meta(
+            ge=0.1,
+            le=86_400,
+            description="Seconds of the longest call, and of the longest wait for a result. A call without "
+            "Bstar-Timeout has 30, or this if it is less.",
+        ),
+    ] = 300.0
+    body_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64 * MIB,
+            description="Bytes of the largest body of a request. The front may hold one for each connection. "
+            "Default 1 MiB.",
+        ),
+    ] = MIB
+    connections_max: Annotated[
+        int, Meta(ge=1, le=100_000, description="Connections at once. One more is closed at once.")
+    ] = 2_000
+    slow_s: Annotated[
+        float,
+        Meta(
+            ge=0.1,
+            le=3_600,
+            description="Seconds in which a request's head has to come, then its body, and in which a reader "
+            "has to take 64 KiB of a response. A slower connection is closed.",
+        ),
+    ] = 30.0
+
+
 class Fronts(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Other protocols on sockets of their own (docs/patterns.md). Without an endpoint a front is off. An
     address that is not loopback needs security.key, or insecure: true.
@@ -161,3 +244,4 @@ class Fronts(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ppp: PppOptions = PppOptions()
     pzq: PzqOptions = PzqOptions()
     emq: EmqOptions = EmqOptions()
+    http: HttpOptions = HttpOptions()

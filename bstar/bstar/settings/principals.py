@@ -13,6 +13,7 @@ One file for both nodes of a pair and for its arbiter. They read it again when i
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Literal
 
 import yaml
 
@@ -26,21 +27,25 @@ LIST_HEAD = """\
 # Who may connect, and as what (docs/security.md). The same file for both nodes; they read it again when it
 # changes. Roles: peer: true, arbiter: true, operator: true, offers: [SERVICE], calls: [SERVICE]; SERVICE may
 # end with * and then stands for all that begin so. Bounds, for all connections of an entry to one node:
-# connections, messages_per_s, requests_per_s, bytes_per_s, outstanding.
+# connections, messages_per_s, requests_per_s, bytes_per_s, outstanding. tokens: digests of tokens for HTTP.
 principals:
 """
 """The first lines of a list that ``entry_line`` continues."""
 
 
-def entry_line(name: str, public: str, roles: Iterable[str]) -> str:
-    """One entry in one line. ``roles`` are peer, arbiter, operator, ``offers:A,B`` or ``calls:A,B``."""
+def entry_line(
+    name: str, public: str, roles: Iterable[str], proof: Literal["keys", "tokens"] = "keys"
+) -> str:
+    """One entry in one line. ``roles`` are peer, arbiter, operator, ``offers:A,B`` or ``calls:A,B``.
+    ``public`` is a public key, or with ``proof`` tokens the digest of a token.
+    """
     said = []
     for role in roles:
         word, is_listed, texts = role.partition(":")
         listed = ", ".join(f"'{text.strip()}'" for text in texts.split(",") if text.strip())
         said.append(f"{word}: [{listed}]" if is_listed else f"{word}: true")
     written = name if isinstance(yaml.safe_load(name), str) else f"'{name}'"
-    return f"  {written}: {{keys: ['{public}'], {', '.join(said)}}}\n"
+    return f"  {written}: {{{proof}: ['{public}'], {', '.join(said)}}}\n"
 
 
 def load_principals(path: str | os.PathLike[str]) -> Principals:

@@ -152,12 +152,13 @@ _OWN_PREFIXES = ("mmi.", "store.", "titanic.")
 FRONT_DOORS = [
     path
     for path, field in FIELDS.items()
-    if path.startswith("fronts.") and field.expected == "a text or null"
+    if path.startswith("fronts.") and field.expected == "a text or null" and ".http." not in path
 ]
+_HTTP_BINDS = ("http.bind", "fronts.http.bind")
 _EMQ_DOORS = [path for path in FRONT_DOORS if path.startswith("fronts.emq.")]
 # Where a node listens. At ``store.link`` only the primary does, and the backup connects to it.
-_LISTENS = ("endpoints.clients", "endpoints.state", *FRONT_DOORS, "store.link", "http.bind")
-_CONNECTS = ("endpoints.peer_state", "endpoints.arbiter")
+_LISTENS = ("endpoints.clients", "endpoints.state", *FRONT_DOORS, "store.link", *_HTTP_BINDS)
+_CONNECTS = ("endpoints.peer_state", "endpoints.arbiter", "fronts.http.peer_clients")
 _WAY = "the way to store.link"
 
 
@@ -180,7 +181,7 @@ class _Node:
             try:
                 self.places[_WAY if is_way else path] = (
                     parse_http_bind(text)
-                    if path == "http.bind"
+                    if path in _HTTP_BINDS
                     else parse_endpoint(text, bind=path in _LISTENS and not is_way)
                 )
             except ValueError as error:
@@ -213,6 +214,15 @@ def _together(one: str, other: str, why: str) -> list[Condition]:
         Condition((missing, given), partial(_lacks, missing, given), f"is missing beside {given}: {why}")
         for missing, given in ((one, other), (other, one))
     ]
+
+
+def _lacks_key(node: _Node) -> bool:
+    return node.has("fronts.http.bind") and node.has("security.key") and not node.has("fronts.http.key")
+
+
+def _is_plain(node: _Node) -> bool:
+    front = node.settings.fronts.http
+    return node.is_open("fronts.http.bind") and front.tls_cert is None and not front.allow_plain
 
 
 def _lacks_door(path: str, node: _Node) -> bool:
@@ -284,6 +294,29 @@ CONDITIONS = (
         )
         for path in _LISTENS
         if path != "http.bind"
+    ),
+    Condition(
+        ("fronts.http.peer_clients", "fronts.http.bind"),
+        partial(_lacks, "fronts.http.peer_clients", "fronts.http.bind"),
+        "is missing beside fronts.http.bind: the front asks both nodes which one serves",
+    ),
+    Condition(
+        ("fronts.http.key", "security.key"),
+        _lacks_key,
+        "is missing beside security.key: the front needs a key of its own (bstar keys new front --calls '*')",
+    ),
+    Condition(
+        ("fronts.http.key", "security.key"),
+        partial(_lacks, "security.key", "fronts.http.key"),
+        "is given, and this node has no security.key: remove it, or give the node keys",
+    ),
+    *_together("fronts.http.tls_cert", "fronts.http.tls_key", "TLS needs the certificate and its key"),
+    Condition(
+        ("fronts.http.bind", "fronts.http.tls_cert", "fronts.http.allow_plain"),
+        _is_plain,
+        "others can reach this address, and without TLS tokens and bodies travel in the clear: name a "
+        "certificate, bind 127.0.0.1 and put a proxy with TLS before it, or say fronts.http.allow_plain: "
+        "true if the network itself keeps strangers out",
     ),
     Condition(
         ("http.bind", "http.allow_remote"),
@@ -528,7 +561,7 @@ PAIR_WARNINGS = tuple(
         f"{path}: the {{names[{at}]}} has it and the {{names[{1 - at}]}} has not, so these peers lose "
         f"service when the {{names[{at}]}} ends",
     )
-    for path, at in product(FRONT_DOORS, (0, 1))
+    for path, at in product((*FRONT_DOORS, "fronts.http.bind"), (0, 1))
 )
 
 

@@ -1,0 +1,103 @@
+"""The HTTP front of a node: a child process that the node starts, keeps alive, and takes along when it ends.
+
+The child is a client of the pair. A slow HTTP client costs the node's loop nothing, and a defect of the front
+or of its libraries ends the child alone. The node holds the listening socket, so a caller waits while a child
+is replaced.
+"""
+
+import subprocess
+import sys
+import threading
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+import structlog
+
+from bstar.errors import ConfigurationError
+from bstar.settings import Settings
+from bstar_cli.http_front.plan import bind, node_plan, url_of
+
+# The pause before a child that died is started again doubles, up to the maximum.
+_PAUSE_MIN_S: Final = 0.2
+_PAUSE_MAX_S: Final = 30.0
+# The child bounds its own end; one that does not end is killed.
+_END_S: Final = 15.0
+_EXTRA: Final = ("starlette", "uvicorn", "websockets")
+
+
+class NodeFront:
+    """A context manager. ConfigurationError if the front cannot be served as the configuration says."""
+
+    def __init__(self, settings: Settings) -> None:
+        missing = next((name for name in _EXTRA if find_spec(name) is None), None)
+        if missing is not None:
+            raise ConfigurationError(
+                f"fronts.http.bind: {missing} is not installed: pip install '.[http]' in a clone of bstar"
+            )
+        assert settings.fronts.http.bind is not None
+        self._log = structlog.get_logger("bstar.http")
+        self._listener = bind(settings.fronts.http.bind, "fronts.http.bind")
+        try:
+            self._plan = node_plan(settings, self._listener.fileno())
+        except BaseException:
+            self._listener.close()
+            raise
+        self._is_over = threading.Event()
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._keep, name="bstar-http", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Where HTTP clients connect."""
+        return url_of(self._listener, self._plan.plan)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._log.info("http front", url=self.url)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._is_over.set()
+            child = self._child
+            if child is not None:
+                child.terminate()
+        self._thread.join(_END_S)
+        if child is not None and self._thread.is_alive():
+            child.kill()
+            self._thread.join()
+        self._listener.close()
+
+    def _keep(self) -> None:
+        pause_s = _PAUSE_MIN_S
+        while (child := self._start()) is not None:
+            code = child.wait()
+            assert child.stdin is not None
+            child.stdin.close()
+            if not self._is_over.is_set():
+                self._log.warning("the HTTP front ended", status=code, starts_in_s=pause_s)
+            self._is_over.wait(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+
+    def _start(self) -> subprocess.Popen[bytes] | None:
+        """A new child; None once the node ends."""
+        with self._lock:
+            if self._is_over.is_set():
+                return None
+            # A session of its own: Ctrl-C is for the node, which ends the child.
+            child = subprocess.Popen(
+                [sys.executable, "-m", "bstar_cli.http_front.child"],
+                stdin=subprocess.PIPE,
+                pass_fds=(self._listener.fileno(),),
+                start_new_session=True,
+            )
+            self._child = child
+            assert child.stdin is not None
+            child.stdin.write(msgspec.json.encode(self._plan) + b"\n")
+            child.stdin.flush()
+            return child

@@ -1,0 +1,363 @@
+"""The paths of the HTTP front, and what each does with the client.
+
+    POST   /call/SERVICE       a call; with Accept: text/event-stream its PARTIALs as events
+    POST   /submit/SERVICE     a durable request; its id
+    GET    /result/ID?wait=S   the answer of a durable request
+    DELETE /result/ID          the store forgets it, whatever its state
+    GET    /socket             a WebSocket that carries many calls at once
+    GET    /openapi.json       the services, with their schemas where they have one
+    GET    /healthz, /readyz   this process lives; it would serve a call
+
+A caller that goes away gives its call up. The front of a passive node refuses with its peer's address: its
+caller then asks there. It does so only while it knows that the peer serves. Otherwise it takes the call,
+which makes its node active if the peer is gone.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import Final, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from bstar.errors import BstarError
+from bstar.security.principals import Principal
+from bstar_client.aio.client import AsyncHAClient
+from bstar_client.arguments.json_frames import json_frame
+from bstar_client.asgi.access import Access, FindPrincipal
+from bstar_client.asgi.asked import Headers, Options, fields_of, options_of, read_body, seconds_of, to_seconds
+from bstar_client.asgi.conversation import Conversation
+from bstar_client.asgi.failures import FrontError, body_of, json_response, response_of
+from bstar_client.asgi.openapi import document_of
+from bstar_client.asgi.settings import FrontSettings
+from bstar_client.core.calls import Reply
+
+T = TypeVar("T")
+
+_EVENTS: Final = "text/event-stream"
+_JSON: Final = "application/json"
+# Nobody reads it: the caller has gone.
+_CLIENT_CLOSED_REQUEST: Final = 499
+# What a browser may read of a response.
+_EXPOSED: Final = (
+    "Bstar-Attempts",
+    "Bstar-Frames",
+    "Bstar-Partials",
+    "Bstar-Peer",
+    "Retry-After",
+    "Location",
+)
+
+
+class HttpFront:
+    """The ASGI application. ``find_principal`` maps a token to its principal; None: everybody may call."""
+
+    def __init__(
+        self,
+        client: AsyncHAClient,
+        settings: FrontSettings | None = None,
+        *,
+        find_principal: FindPrincipal | None = None,
+    ) -> None:
+        self._client = client
+        self._settings = settings or FrontSettings()
+        self._access = Access(find_principal, self._settings.origins)
+        self._app = Starlette(
+            routes=[
+                Route("/call/{service:path}", self._call, methods=["POST"]),
+                Route("/submit/{service:path}", self._submit, methods=["POST"]),
+                Route("/result/{id}", self._result, methods=["GET"]),
+                Route("/result/{id}", self._close_result, methods=["DELETE"]),
+                Route("/openapi.json", self._openapi, methods=["GET"]),
+                Route("/healthz", self._healthz, methods=["GET"]),
+                Route("/readyz", self._readyz, methods=["GET"]),
+                WebSocketRoute("/socket", self._socket),
+            ],
+            middleware=self._middleware(),
+            exception_handlers={FrontError: _refused, BstarError: _refused, HTTPException: _unknown_path},
+        )
+
+    def _middleware(self) -> list[Middleware]:
+        origins = self._settings.origins
+        if not origins:
+            return []
+        return [
+            Middleware(
+                CORSMiddleware,
+                allow_origins=origins,
+                allow_methods=["GET", "POST", "DELETE"],
+                allow_headers=["*"],
+                expose_headers=_EXPOSED,
+            )
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or one WebSocket."""
+        await self._app(scope, receive, send)
+
+    # --- calls ----------------------------------------------------------------------------------------------
+
+    async def _call(self, request: Request) -> Response:
+        headers = fields_of(request.scope)
+        service = self._admit(request, headers)
+        options, body = await self._read(request, headers)
+        if _EVENTS in headers.get("accept", ""):
+            return await self._stream(request, service, body, options)
+        call = self._client.request(
+            service,
+            body,
+            timeout=options.timeout,
+            idempotent=options.idempotent,
+            key=options.key,
+            headers=options.headers,
+        )
+        reply = await _unless_gone(call, request.receive)
+        return _GONE if reply is None else _reply_of(reply.frames, _headers_of(reply), headers)
+
+    async def _stream(self, request: Request, service: str, body: bytes, options: Options) -> Response:
+        if options.key is not None:
+            text = "a stream has no key: leave Idempotency-Key out, or do not accept text/event-stream"
+            raise FrontError("bad-request", text)
+        replies = self._client.stream(
+            service, body, timeout=options.timeout, idempotent=options.idempotent, headers=options.headers
+        )
+        try:
+            # What fails before the first reply has a status of its own.
+            first = await _unless_gone(anext(replies), request.receive)
+        except BaseException:
+            await replies.aclose()
+            raise
+        if first is None:
+            await replies.aclose()
+            return _GONE
+        return _Events(_events(first, replies), media_type=_EVENTS, headers={"Cache-Control": "no-store"})
+
+    async def _socket(self, socket: WebSocket) -> None:
+        try:
+            principal = self._access.principal(fields_of(socket.scope))
+        except FrontError as error:
+            await socket.send_denial_response(response_of(error))
+            return
+        check = self._check_call(principal)
+        await Conversation(socket, self._client, self._settings, check).run()
+
+    def _check_call(self, principal: Principal | None) -> Callable[[str], None]:
+        def check(service: str) -> None:
+            self._access.check_call(principal, service)
+            self._check_serves()
+
+        return check
+
+    # --- durable requests -----------------------------------------------------------------------------------
+
+    async def _submit(self, request: Request) -> Response:
+        headers = fields_of(request.scope)
+        service = self._admit(request, headers)
+        options, body = await self._read(request, headers)
+        call = self._client.submit(
+            service,
+            body,
+            key=options.key,
+            delay=seconds_of(headers, "bstar-delay"),
+            expires=seconds_of(headers, "bstar-expires"),
+            priority=_priority(headers.get("bstar-priority", "0")),
+            headers=options.headers,
+            timeout=options.timeout,
+        )
+        request_id = await _unless_gone(call, request.receive)
+        if request_id is None:
+            return _GONE
+        return json_response({"id": request_id}, HTTPStatus.ACCEPTED, {"Location": f"/result/{request_id}"})
+
+    async def _result(self, request: Request) -> Response:
+        request_id, most = request.path_params["id"], self._settings.timeout_max_s
+        headers = fields_of(request.scope)
+        wait_s = to_seconds(request.query_params.get("wait", "0"), "wait", most, may_be_zero=True)
+        timeout_s = await self._admit_result(headers, request_id)
+        call = self._client.result(request_id, wait=wait_s, timeout=timeout_s)
+        # One None for a caller that has gone, and one for a request that is pending.
+        found = await _unless_gone(_boxed(call), request.receive)
+        if found is None:
+            return _GONE
+        if (result := found[0]) is None:
+            return json_response({"id": request_id, "state": "pending"}, HTTPStatus.ACCEPTED)
+        return _reply_of(result.frames, {"Bstar-Attempts": str(result.attempts)}, headers)
+
+    async def _close_result(self, request: Request) -> Response:
+        request_id = request.path_params["id"]
+        timeout_s = await self._admit_result(fields_of(request.scope), request_id)
+        status = await self._client.close_result(request_id, timeout=timeout_s)
+        return json_response({"id": request_id, "state": status.state})
+
+    async def _admit_result(self, headers: Headers, request_id: str) -> float:
+        """The time for each question. A caller sees the requests of services that it may call."""
+        principal = self._access.principal(headers)
+        self._check_serves()
+        timeout_s = options_of(headers, self._settings.timeout_s, self._settings.timeout_max_s).timeout
+        if principal is not None:
+            status = await self._client.status_of(request_id, timeout=timeout_s)
+            if status.service:
+                self._access.check_call(principal, status.service)
+        return timeout_s
+
+    # --- what is known --------------------------------------------------------------------------------------
+
+    async def _openapi(self, request: Request) -> Response:
+        principal = self._access.principal(fields_of(request.scope))
+        self._check_serves()
+        timeout_s = self._settings.timeout_s
+        return json_response(
+            await document_of(self._client, principal, timeout_s, has_tokens=not self._access.is_open)
+        )
+
+    async def _healthz(self, request: Request) -> Response:
+        return json_response({"status": "ok"})
+
+    async def _readyz(self, request: Request) -> Response:
+        self._check_serves()
+        actives = self._client.actives
+        lacking = [pair for pair, active in actives.items() if active is None]
+        if len(lacking) == len(actives):
+            raise FrontError("no-active-node", "no node is known to serve")
+        return json_response({"status": "ok"})
+
+    # --- all of them ----------------------------------------------------------------------------------------
+
+    def _admit(self, request: Request, headers: Headers) -> str:
+        """The service that the caller asks for. FrontError if it may not, or if the peer serves."""
+        service: str = request.path_params["service"]
+        self._access.check_call(self._access.principal(headers), service)
+        self._check_serves()
+        return service
+
+    def _check_serves(self) -> None:
+        settings = self._settings
+        if settings.local is None:
+            return
+        active = self._client.active
+        if active is not None and active != settings.local:
+            where = f"ask its peer, {settings.peer}" if settings.peer else "ask its peer"
+            headers = {"Bstar-Peer": settings.peer} if settings.peer else {}
+            text = f"this node is passive: {where}"
+            raise FrontError("passive", text, headers=headers, peer=settings.peer)
+
+    async def _read(self, request: Request, headers: Headers) -> tuple[Options, bytes]:
+        settings = self._settings
+        options = options_of(headers, settings.timeout_s, settings.timeout_max_s)
+        body = await read_body(headers, request.receive, settings.body_bytes_max, settings.slow_s)
+        return options, body
+
+
+# --- replies ------------------------------------------------------------------------------------------------
+
+
+class _Events(StreamingResponse):
+    """A stream of events. Its call is given up when its reader goes away."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self.body_iterator):  # type: ignore[type-var]  # it is ``_events``
+            await super().__call__(scope, receive, send)
+
+
+async def _events(first: Reply, replies: AsyncGenerator[Reply, None]) -> AsyncGenerator[bytes, None]:
+    """The replies of a stream as server-sent events. What breaks it is the last of them."""
+    async with aclosing(replies):
+        yield _event_of(first)
+        try:
+            async for reply in replies:
+                yield _event_of(reply)
+        except BstarError as error:
+            yield _event("error", body_of(error))
+
+
+def _event_of(reply: Reply) -> bytes:
+    name = "final" if reply.is_final else "partial"
+    return _event(name, {"frames": [json_frame(frame) for frame in reply.frames], "index": reply.index})
+
+
+def _event(name: str, data: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(data))
+
+
+def _headers_of(reply: Reply) -> dict[str, str]:
+    headers = {"Bstar-Attempts": str(reply.attempts)}
+    if reply.partials:
+        headers["Bstar-Partials"] = str(len(reply.partials))
+    return headers
+
+
+def _reply_of(frames: tuple[bytes, ...], headers: dict[str, str], asked: Headers) -> Response:
+    """The frames of a reply, one behind the other. The type is never one that a browser runs.
+
+    ``asked``: the headers of the request.
+    """
+    if len(frames) > 1:
+        headers["Bstar-Frames"] = ",".join(str(len(frame)) for frame in frames)
+    kind = asked.get("content-type", "").partition(";")[0].strip().lower()
+    is_json = kind == _JSON or _JSON in asked.get("accept", "")
+    headers["X-Content-Type-Options"] = "nosniff"
+    body = frames[0] if len(frames) == 1 else b"".join(frames)
+    return Response(body, headers=headers, media_type=_JSON if is_json else "application/octet-stream")
+
+
+def _priority(text: str) -> int:
+    if len(text) == 1 and text in "0123456789":
+        return int(text)
+    raise FrontError("bad-request", f"bstar-priority is 0 to 9, not {text!r:.40}")
+
+
+# --- callers that go away -----------------------------------------------------------------------------------
+
+_GONE: Final = Response(status_code=_CLIENT_CLOSED_REQUEST)
+
+
+async def _boxed(call: Awaitable[T]) -> tuple[T]:
+    return (await call,)
+
+
+async def _unless_gone(call: Awaitable[T], receive: Receive) -> T | None:
+    """What becomes of the call; None if its caller goes away before, and then the call is cancelled."""
+    task = asyncio.current_task()
+    assert task is not None
+    watcher = asyncio.create_task(_cancel_when_gone(task, receive))
+    try:
+        return await call
+    except asyncio.CancelledError:
+        if not watcher.done() or task.uncancel() > 0:
+            raise  # by the server, which ends
+        return None
+    finally:
+        watcher.cancel()
+
+
+async def _cancel_when_gone(task: "asyncio.Task[object]", receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    task.cancel()
+
+
+# --- errors -------------------------------------------------------------------------------------------------
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, BstarError | FrontError)
+    return response_of(error)
+
+
+async def _unknown_path(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    is_method = error.status_code == HTTPStatus.METHOD_NOT_ALLOWED
+    code = "method-not-allowed" if is_method else "not-found"
+    text = f"{request.method} {request.url.path}: {error.detail}; docs/http.md lists the paths"
+    headers: Mapping[str, str] = error.headers or {}
+    return response_of(FrontError(code, text, headers=headers))

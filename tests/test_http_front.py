@@ -1,0 +1,544 @@
+"""The HTTP front before a pair in memory: what each path answers, and each error's one status."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from bstar.errors import (
+    BstarError,
+    BusyError,
+    CallTimeoutError,
+    ClosedError,
+    DeadLetterError,
+    DeclinedError,
+    HandlerError,
+    LocalProtocolError,
+    NoActiveNodeError,
+    OutcomeUnknownError,
+    RejectedError,
+    RemoteProtocolError,
+    RequestCancelledError,
+    StreamInterruptedError,
+    UnknownRequestError,
+)
+from bstar.security.principals import Patterns, Principal, Principals, digest_of
+from bstar.wire.messages import ErrorCode
+from bstar_client import AsyncHAClient, Declined, Request
+from bstar_client.asgi import FrontSettings, HttpFront
+from bstar_client.asgi.failures import STATUSES, body_of, response_of
+from bstar_testing import FakePair, fake
+
+PAGE = Path(__file__).parent.parent / "docs" / "http.md"
+TOKEN = "a token"
+SHOP = Principal("shop", (), calls=Patterns(["echo", "slow", "store.*"]), tokens=(digest_of(TOKEN),))
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+
+
+class Item(msgspec.Struct):
+    sku: str
+
+
+class Price(msgspec.Struct):
+    cents: int
+
+
+Check = Callable[["Stand"], Awaitable[None]]
+
+
+class Stand:
+    """A pair in memory, a front before it, and an HTTP client of that."""
+
+    def __init__(
+        self, office: FakePair, client: AsyncHAClient, app: HttpFront, http: httpx.AsyncClient
+    ) -> None:
+        self.office = office
+        self.client = client
+        self.app = app
+        self.http = http
+        self.held: list[Request] = []
+        self.cancelled = asyncio.Event()
+
+    async def call(self, service: str, body: bytes = b"x", **headers: str) -> httpx.Response:
+        named = {name.replace("_", "-"): text for name, text in headers.items()}
+        return await self.http.post(f"/call/{service}", content=body, headers=named)
+
+
+@asynccontextmanager
+async def standing(settings: FrontSettings | None, principals: Principals | None) -> AsyncIterator[Stand]:
+    began: list[Request] = []
+    cancelled = asyncio.Event()
+
+    async def slow(request: Request) -> bytes:
+        began.append(request)
+        try:
+            await asyncio.sleep(5)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return b"late"
+
+    def echo(request: Request) -> bytes:
+        return request.body
+
+    def show(request: Request) -> bytes:
+        return json.dumps(dict(request.headers)).encode()
+
+    def fail(request: Request) -> bytes:
+        raise RuntimeError("no paper")
+
+    def decline(request: Request) -> bytes:
+        raise Declined("sold-out", "none left", data={"left": 0})
+
+    async def count(request: Request) -> AsyncIterator[bytes]:
+        for number in range(int(request.body)):
+            yield b"%d" % number
+
+    def frames(request: Request) -> list[bytes]:
+        return [b"one", b"\xff\x00", b""]
+
+    async def price(item: Item) -> Price:
+        """What it costs."""
+        return Price(cents=3)
+
+    handlers = (price, echo, show, fail, decline, frames, slow, count)
+    office = fake({each.__name__: each for each in handlers})
+    async with office as client:
+        find = None if principals is None else principals.of_token
+        app = HttpFront(client, settings, find_principal=find)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://front") as http:
+            made = Stand(office, client, app, http)
+            made.held, made.cancelled = began, cancelled
+            yield made
+
+
+def in_memory(
+    check: Check, settings: FrontSettings | None = None, principals: Principals | None = None
+) -> None:
+    async def run() -> None:
+        async with standing(settings, principals) as stand:
+            await check(stand)
+
+    asyncio.run(run())
+
+
+def failure(answer: httpx.Response) -> tuple[int, str, bool]:
+    body = answer.json()
+    assert body["text"]
+    return answer.status_code, body["code"], body["may_have_executed"]
+
+
+# --- calls --------------------------------------------------------------------------------------------------
+
+
+def test_a_body_goes_in_and_the_reply_comes_out() -> None:
+    async def check(stand: Stand) -> None:
+        for body in (b"", b"hello", bytes(range(256))):
+            answer = await stand.call("echo", body)
+            assert (answer.status_code, answer.content) == (200, body)
+            assert answer.headers["content-type"] == "application/octet-stream"
+            assert answer.headers["x-content-type-options"] == "nosniff"
+
+    in_memory(check)
+
+
+def test_a_caller_that_sends_json_gets_json() -> None:
+    async def check(stand: Stand) -> None:
+        answer = await stand.http.post("/call/echo", json={"a": 1})
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.json() == {"a": 1}
+
+    in_memory(check)
+
+
+def test_headers_reach_the_handler_and_secrets_do_not() -> None:
+    async def check(stand: Stand) -> None:
+        answer = await stand.call(
+            "show", X_Trace="7", Cookie="secret", Authorization="Basic secret", Bstar_Timeout="5"
+        )
+        shown = answer.json()
+        assert shown["x-trace"] == "7"
+        assert "secret" not in str(shown)
+        assert not any(name.startswith("bstar-") for name in shown)
+
+    in_memory(check)
+
+
+def test_several_frames_come_one_behind_the_other_with_their_lengths() -> None:
+    async def check(stand: Stand) -> None:
+        answer = await stand.call("frames")
+        assert (answer.content, answer.headers["bstar-frames"]) == (b"one\xff\x00", "3,2,0")
+
+    in_memory(check)
+
+
+def test_a_call_survives_a_failover() -> None:
+    async def check(stand: Stand) -> None:
+        assert (await stand.call("echo", b"1")).content == b"1"
+        stand.office.fail_over()
+        assert (await stand.call("echo", b"2")).content == b"2"
+
+    in_memory(check)
+
+
+def test_one_key_is_one_request() -> None:
+    async def check(stand: Stand) -> None:
+        answers = await asyncio.gather(*(stand.call("slow", Idempotency_Key="k") for _ in range(3)))
+        assert {answer.content for answer in answers} == {b"late"}
+        assert len(stand.held) == 1
+
+    in_memory(check)
+
+
+def test_a_call_that_may_not_be_repeated_ends_as_unknown() -> None:
+    async def check(stand: Stand) -> None:
+        stand.office.lose_reply()
+        answer = await stand.call("echo", Bstar_Idempotent="false")
+        assert failure(answer) == (502, "outcome-unknown", True)
+
+    in_memory(check)
+
+
+def test_a_handler_that_fails_or_declines_says_so() -> None:
+    async def check(stand: Stand) -> None:
+        assert failure(await stand.call("fail")) == (500, "handler-failed", True)
+        answer = await stand.call("decline")
+        assert failure(answer) == (422, "declined", True)
+        assert answer.json()["declined"] == {"code": "sold-out", "text": "none left", "data": {"left": 0}}
+
+    in_memory(check)
+
+
+def test_a_deadline_ends_a_call() -> None:
+    async def check(stand: Stand) -> None:
+        assert failure(await stand.call("slow", Bstar_Timeout="0.5")) == (504, "timeout", True)
+
+    in_memory(check)
+
+
+def test_a_busy_pair_asks_callers_to_come_back() -> None:
+    async def check(stand: Stand) -> None:
+        with stand.office.busy():
+            answer = await stand.call("echo", Bstar_Timeout="0.5")
+        assert failure(answer) == (503, "busy", False)
+        assert answer.headers["retry-after"] == "1"
+
+    in_memory(check)
+
+
+@pytest.mark.parametrize(
+    ("headers", "word"),
+    [
+        ({"Bstar-Timeout": "soon"}, "bstar-timeout"),
+        ({"Bstar-Timeout": "0"}, "bstar-timeout"),
+        ({"Bstar-Timeout": "nan"}, "bstar-timeout"),
+        ({"Bstar-Timeout": "301"}, "300 at most"),
+        ({"Bstar-Idempotent": "maybe"}, "true or false"),
+        ({"X-Long": "x" * 9_000}, "header"),
+        ({"Accept": "text/event-stream", "Idempotency-Key": "k"}, "stream has no key"),
+    ],
+)
+def test_wrong_options_are_a_bad_request(headers: Mapping[str, str], word: str) -> None:
+    async def check(stand: Stand) -> None:
+        answer = await stand.http.post("/call/echo", headers=headers)
+        assert failure(answer) == (400, "bad-request", False)
+        assert word in answer.json()["text"]
+
+    in_memory(check)
+
+
+def test_unknown_paths_and_methods_have_the_same_form() -> None:
+    async def check(stand: Stand) -> None:
+        assert failure(await stand.http.get("/calls/echo")) == (404, "not-found", False)
+        answer = await stand.http.get("/call/echo")
+        assert failure(answer) == (405, "method-not-allowed", False)
+        assert answer.headers["allow"] == "POST"
+        assert failure(await stand.http.post(f"/call/{'x' * 300}")) == (400, "bad-request", False)
+
+    in_memory(check)
+
+
+@pytest.mark.parametrize("service", ["mmi.state", "store.submit", "titanic.request"])
+def test_the_brokers_own_services_cannot_be_called(service: str) -> None:
+    async def check(stand: Stand) -> None:
+        assert failure(await stand.call(service)) == (403, "not-allowed", False)
+
+    in_memory(check)
+
+
+def test_a_body_beyond_the_bound_is_refused_also_without_a_length() -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(5):
+            yield b"x" * 30
+
+    async def check(stand: Stand) -> None:
+        assert (await stand.call("echo", b"x" * 100)).status_code == 200
+        assert failure(await stand.call("echo", b"x" * 101)) == (413, "too-large", False)
+        answer = await stand.http.post("/call/echo", content=parts())
+        assert failure(answer) == (413, "too-large", False)
+
+    in_memory(check, FrontSettings(body_bytes_max=100))
+
+
+def test_a_body_that_does_not_come_ends_the_request() -> None:
+    async def check(stand: Stand) -> None:
+        exchange = Exchange(stand.app, "POST", "/call/echo")
+        exchange.give({"type": "http.request", "body": b"x", "more_body": True})
+        await exchange.task
+        assert (exchange.status, exchange.body["code"]) == (408, "slow-body")
+
+    in_memory(check, FrontSettings(slow_s=0.2))
+
+
+# --- callers that go away, events ---------------------------------------------------------------------------
+
+
+class Exchange:
+    """One request to the application, message by message."""
+
+    def __init__(
+        self, app: HttpFront, method: str, path: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self._in: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.sent: list[Any] = []
+        self.has_sent = asyncio.Event()
+        listed = [(name.lower().encode(), text.encode()) for name, text in (headers or {}).items()]
+        scope = {
+            "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1",
+            "method": method, "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
+            "headers": listed, "server": ("front", 80), "client": ("caller", 1), "scheme": "http",
+        }  # fmt: skip
+        self.task = asyncio.create_task(app(scope, self._in.get, self._send))
+
+    def give(self, message: dict[str, Any]) -> None:
+        self._in.put_nowait(message)
+
+    def leave(self) -> None:
+        self.give({"type": "http.disconnect"})
+
+    async def _send(self, message: Any) -> None:
+        self.sent.append(message)
+        self.has_sent.set()
+
+    @property
+    def status(self) -> int:
+        return int(self.sent[0]["status"])
+
+    @property
+    def content(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.content)
+        return found
+
+
+def in_flight(stand: Stand) -> int:
+    return stand.client._core.outstanding
+
+
+@pytest.mark.parametrize("accept", ["*/*", "text/event-stream"])
+def test_a_caller_that_goes_away_gives_its_call_up(accept: str) -> None:
+    async def check(stand: Stand) -> None:
+        exchange = Exchange(stand.app, "POST", "/call/slow", {"Accept": accept})
+        exchange.give({"type": "http.request", "body": b"x"})
+        while not stand.held:  # noqa: ASYNC110 - it takes no time
+            await asyncio.sleep(0.001)
+        assert in_flight(stand) == 1
+        exchange.leave()
+        await exchange.task
+        assert in_flight(stand) == 0
+        await asyncio.wait_for(stand.cancelled.wait(), 60)
+
+    in_memory(check)
+
+
+def test_partials_are_events_and_the_final_is_the_last() -> None:
+    async def check(stand: Stand) -> None:
+        answer = await stand.call("count", b"3", Accept="text/event-stream")
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert list(events_of(answer.text)) == [
+            ("partial", {"frames": ["0"], "index": 0}),
+            ("partial", {"frames": ["1"], "index": 1}),
+            ("partial", {"frames": ["2"], "index": 2}),
+            ("final", {"frames": [""], "index": 3}),
+        ]
+        plain = await stand.call("count", b"3")
+        assert (plain.content, plain.headers["bstar-partials"]) == (b"", "3")
+
+    in_memory(check)
+
+
+def test_bytes_of_an_event_are_base64() -> None:
+    async def check(stand: Stand) -> None:
+        answer = await stand.call("frames", Accept="text/event-stream")
+        assert list(events_of(answer.text)) == [
+            ("final", {"frames": ["one", {"base64": "/wA="}, ""], "index": 0})
+        ]
+
+    in_memory(check)
+
+
+def test_a_stream_that_fails_at_once_has_a_status_and_one_that_breaks_an_event() -> None:
+    async def check(stand: Stand) -> None:
+        answer = await stand.call("fail", Accept="text/event-stream")
+        assert failure(answer) == (500, "handler-failed", True)
+        answer = await stand.call("broken", Accept="text/event-stream", Bstar_Timeout="0.2")
+        assert answer.status_code == 504
+
+    in_memory(check)
+
+
+def events_of(text: str) -> Iterator[tuple[str, Any]]:
+    for block in text.split("\n\n")[:-1]:
+        name, data = block.split("\n")
+        yield name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+# --- who may ask --------------------------------------------------------------------------------------------
+
+
+def test_a_token_stands_for_its_principal() -> None:
+    async def check(stand: Stand) -> None:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}):
+            answer = await stand.http.post("/call/echo", headers=headers)
+            assert failure(answer) == (401, "unauthorized", False)
+            assert answer.headers["www-authenticate"] == "Bearer"
+        assert (await stand.http.post("/call/echo", headers=BEARER)).status_code == 200
+        answer = await stand.http.post("/call/fail", headers=BEARER)
+        assert failure(answer) == (403, "not-allowed", False)
+        assert failure(await stand.http.post("/submit/fail", headers=BEARER))[0] == 403
+        assert failure(await stand.http.get("/openapi.json"))[0] == 401
+        listed = (await stand.http.get("/openapi.json", headers=BEARER)).json()
+        assert set(listed["paths"]) == {"/call/echo", "/call/slow"}
+        assert listed["security"] == [{"bearer": []}]
+        assert (await stand.http.get("/healthz")).status_code == 200
+
+    in_memory(check, principals=Principals([SHOP]))
+
+
+def test_a_pattern_gives_no_right_to_the_brokers_own_services() -> None:
+    async def check(stand: Stand) -> None:
+        answer = await stand.http.post("/call/store.submit", headers=BEARER)
+        assert failure(answer) == (403, "not-allowed", False)
+
+    in_memory(check, principals=Principals([SHOP]))
+
+
+def test_a_page_that_is_not_named_may_not_call() -> None:
+    async def check(stand: Stand) -> None:
+        assert failure(await stand.call("echo", Origin="http://front"))[:2] == (403, "not-allowed")
+
+    in_memory(check)
+
+
+def test_a_page_that_is_named_may_call_and_read() -> None:
+    async def check(stand: Stand) -> None:
+        answer = await stand.call("fail", Origin="https://shop.example")
+        assert answer.headers["access-control-allow-origin"] == "https://shop.example"
+        assert failure(answer) == (500, "handler-failed", True)
+        asked = {"Origin": "https://shop.example", "Access-Control-Request-Method": "POST"}
+        asked["Access-Control-Request-Headers"] = "authorization,bstar-timeout"
+        answer = await stand.http.options("/call/echo", headers=asked)
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (
+            200,
+            "https://shop.example",
+        )
+        assert (await stand.call("echo", Origin="https://other.example")).status_code == 403
+
+    in_memory(check, FrontSettings(origins=("https://shop.example",)))
+
+
+# --- roles --------------------------------------------------------------------------------------------------
+
+
+def test_a_passive_node_names_its_peer_and_a_failover_makes_it_serve() -> None:
+    async def check(stand: Stand) -> None:
+        active, passive = stand.client.endpoints
+        transports = {
+            local: httpx.ASGITransport(
+                HttpFront(stand.client, FrontSettings(local=local, peer=f"http://{peer}"))
+            )
+            for local, peer in ((active, "b"), (passive, "a"))
+        }
+        one = httpx.AsyncClient(transport=transports[active], base_url="http://a")
+        other = httpx.AsyncClient(transport=transports[passive], base_url="http://b")
+        async with one, other:
+            assert (await one.post("/call/echo", content=b"1")).content == b"1"
+            for answer in (await other.post("/call/echo"), await other.get("/readyz")):
+                assert failure(answer) == (503, "passive", False)
+                assert answer.json()["peer"] == answer.headers["bstar-peer"] == "http://a"
+            assert (await one.get("/readyz")).status_code == 200
+            stand.office.fail_over()
+            await asyncio.sleep(0.1)  # the client sees its connection break
+            assert (await other.post("/call/echo", content=b"2")).content == b"2"
+            assert failure(await one.post("/call/echo")) == (503, "passive", False)
+
+    in_memory(check)
+
+
+# --- what is known of services ------------------------------------------------------------------------------
+
+
+def test_every_service_is_in_the_document() -> None:
+    async def check(stand: Stand) -> None:
+        document = (await stand.http.get("/openapi.json")).json()
+        assert document["openapi"] == "3.1.0"
+        assert {"/call/echo", "/call/decline", "/call/slow"} <= set(document["paths"])
+        assert "security" not in document
+        typed = document["paths"]["/call/price"]["post"]
+        schema = typed["requestBody"]["content"]["application/json"]["schema"]
+        assert "sku" in json.dumps(schema)
+        assert "cents" in json.dumps(typed["responses"]["200"]["content"]["application/json"]["schema"])
+        assert typed["summary"] == "What it costs."
+        codes = document["components"]["schemas"]["Error"]["properties"]["code"]["enum"]
+        assert codes == list(STATUSES)
+
+    in_memory(check)
+
+
+# --- errors -------------------------------------------------------------------------------------------------
+
+ERRORS: list[tuple[BstarError, str]] = [
+    (BusyError("x"), "busy"),
+    (RejectedError("x", code=ErrorCode.INVALID), "bad-request"),
+    (RejectedError("x", code=ErrorCode.NOT_ALLOWED), "not-allowed"),
+    (NoActiveNodeError("x"), "no-active-node"),
+    (CallTimeoutError("x", may_have_executed=True), "timeout"),
+    (OutcomeUnknownError("x"), "outcome-unknown"),
+    (StreamInterruptedError("x"), "stream-interrupted"),
+    (HandlerError("x"), "handler-failed"),
+    (DeclinedError("c", "x"), "declined"),
+    (DeadLetterError("x", request_id="1", cause="failed", said="no", attempts=3), "dead-letter"),
+    (RequestCancelledError("x", request_id="1"), "cancelled"),
+    (UnknownRequestError("x", request_id="1"), "unknown-request"),
+    (LocalProtocolError("x"), "bad-request"),
+    (ClosedError("x"), "stopping"),
+    (RemoteProtocolError("durable", "x"), "outcome-unknown"),
+]
+
+
+@pytest.mark.parametrize(("error", "code"), ERRORS, ids=[type(error).__name__ for error, _ in ERRORS])
+def test_each_error_has_one_code_and_one_status(error: BstarError, code: str) -> None:
+    body, response = body_of(error), response_of(error)
+    assert (body["code"], response.status_code) == (code, STATUSES[code])
+    assert json.loads(bytes(response.body)) == body
+    said = getattr(error, "may_have_executed", code == "outcome-unknown")
+    assert body["may_have_executed"] is said
+    assert ("retry-after" in response.headers) == (response.status_code == 503)
+
+
+def test_the_page_has_the_table_of_codes() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \| (\d{3}) \|", PAGE.read_text(), re.MULTILINE)
+    assert {code: int(status) for code, status in rows} == {
+        code: int(status) for code, status in STATUSES.items()
+    }

@@ -1,0 +1,303 @@
+"""The HTTP front of real nodes: curl through kill -9, tokens and TLS, slow clients, its process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+import websockets
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from bstar_client import ReplyMemory, Request, Worker
+from bstar_testing import LoopbackHost, Pair, Process, pair, wait_until
+from support.http import HTTP, curl, wait_ready, working
+
+pytestmark = pytest.mark.loopback
+
+ORDERS = 60
+ATTEMPTS = 600
+
+
+@contextmanager
+def booking(p: Pair) -> Iterator[Counter[str]]:
+    """A worker that counts what it executes, and keeps its replies."""
+    executed: Counter[str] = Counter()
+
+    def book(request: Request) -> bytes:
+        executed[request.body.decode()] += 1
+        return b'{"booked": %b}' % request.body
+
+    with working(Worker(p.endpoints, "book", book, dedupe=ReplyMemory())):
+        yield executed
+
+
+def place(urls: list[str], number: int) -> str:
+    """One order by curl, at one address and the other until one answers."""
+    for _, url in zip(range(ATTEMPTS), cycle(urls), strict=False):
+        key = f"Idempotency-Key: order-{number}"
+        status, body = curl(f"{url}/call/book", "--json", str(number), "-H", key, "-H", "Bstar-Timeout: 10")
+        if status == 200:
+            return body
+        assert status in {0, 502, 503, 504}, body
+    raise AssertionError(f"order {number} was not answered")
+
+
+def test_curl_loses_nothing_and_does_nothing_twice_through_kills() -> None:
+    with pair(workers=0, doors=[HTTP]) as p, booking(p) as executed, ThreadPoolExecutor(4) as pool:
+        for url in p.http_urls:
+            wait_ready(url)
+        placed = [pool.submit(place, p.http_urls, number) for number in range(ORDERS)]
+        for share in (3, 2):
+            wait_until(lambda share=share: len(executed) >= ORDERS // share, "orders come in")  # type: ignore[misc]
+            killed = p.kill_active()
+            wait_until(lambda: len(executed) >= ORDERS // share + 5, "orders come in again")  # noqa: B023
+            killed.start()
+            killed.wait_for_state("PASSIVE")
+        assert [future.result() for future in placed] == [
+            f'{{"booked": {number}}}' for number in range(ORDERS)
+        ]
+        assert executed == dict.fromkeys(map(str, range(ORDERS)), 1)
+
+
+def test_a_front_follows_its_node_and_is_replaced_when_it_dies() -> None:
+    with pair(doors=[HTTP]) as p:
+        url, other = p.http_urls
+        wait_ready(url)
+        wait_ready(other)
+        assert curl(f"{url}/call/echo", "-d", "1") == (200, "1")
+        wait_until(lambda: curl(f"{other}/readyz")[0] == 503, "the backup's front knows the active node")
+        status, body = curl(f"{other}/call/echo", "-d", "1")
+        assert (status, json.loads(body)["peer"]) == (503, url)
+        child = front_of(p.primary)
+        os.kill(child, signal.SIGKILL)
+        assert curl(f"{url}/call/echo", "-d", "2", "--retry", "9", "--retry-all-errors") == (200, "2")
+        assert front_of(p.primary) != child
+        p.primary.stop()
+        wait_until(lambda: curl(f"{url}/healthz")[0] == 0, "the front ended with its node")
+        assert curl(f"{other}/call/echo", "-d", "3") == (200, "3")
+
+
+def front_of(node: Process) -> int:
+    found: list[int] = []
+
+    def look() -> bool:
+        tasks = Path(f"/proc/{node.pid}/task").iterdir()
+        found[:] = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+        return len(found) == 1
+
+    node.wait_until(look, "has one front")
+    return found[0]
+
+
+def test_tokens_hold_for_calls_and_for_durable_requests() -> None:
+    with pair(workers=0, doors=[HTTP], is_secure=True, has_store=True) as p:
+        # That of the active node is enough here, and a node's handshakes are slow on a busy machine.
+        p.launch_workers(1, "echo", service="echo")
+        assert p.keys is not None
+        token = p.keys.add_token("shop", "calls:echo")
+        other = p.keys.add_token("other", "calls:price")
+        url = p.http_urls[0]
+        wait_ready(url)
+        mine, theirs = (["-H", f"Authorization: Bearer {each}"] for each in (token, other))
+        wait_until(lambda: curl(f"{url}/readyz")[0] == 200, "the front knows the active node")
+        wait_until(lambda: curl(f"{url}/call/echo", "-d", "1", *mine) == (200, "1"), "the list was read")
+        assert curl(f"{url}/call/echo", "-d", "1")[0] == 401
+        assert curl(f"{url}/call/echo", "-d", "1", *theirs)[0] == 403
+        status, body = curl(f"{url}/submit/echo", "-d", "7", "-H", "Idempotency-Key: k", *mine)
+        request_id = json.loads(body)["id"]
+        assert status == 202
+        assert curl(f"{url}/submit/echo", "-d", "7", "-H", "Idempotency-Key: k", *mine) == (202, body)
+        assert curl(f"{url}/result/{request_id}?wait=60", *mine) == (200, "7")
+        assert curl(f"{url}/result/{request_id}", *theirs)[0] == 403
+        assert curl(f"{url}/result/{request_id}", "-X", "DELETE", *theirs)[0] == 403
+        status, body = curl(f"{url}/result/{request_id}", "-X", "DELETE", *mine)
+        assert (status, json.loads(body)["state"]) == (200, "answered")
+        status, body = curl(f"{url}/result/{request_id}", *mine)
+        assert (status, json.loads(body)["code"]) == (404, "unknown-request")
+        status, body = curl(f"{url}/submit/echo", "-d", "1", "-H", "Bstar-Delay: 3600", *mine)
+        pending = json.loads(body)["id"]
+        assert curl(f"{url}/result/{pending}?wait=0.1", *mine) == (
+            202,
+            f'{{"id":"{pending}","state":"pending"}}',
+        )
+        assert curl(f"{url}/result/{pending}", "-X", "DELETE", *mine)[0] == 200
+
+
+@contextmanager
+def gateway(p: Pair, *options: str) -> Iterator[tuple[Process, int]]:
+    """``bstar http`` before the pair, and its port."""
+    host = LoopbackHost()
+    port = host.ports(1)[0]
+    argv = [sys.executable, "-m", "bstar_cli", "http", "--listen", f"127.0.0.1:{port}"]
+    with Process("http", [*argv, "-e", ",".join(p.endpoints), *options], folder=p.folder) as process:
+        process.wait_for_log("ready")
+        yield process, port
+        assert process.stop() == 0
+    host.close()
+
+
+def test_a_program_of_its_own_answers_through_a_failover() -> None:
+    with pair(doors=[]) as p, gateway(p) as (_, port):
+        url = f"http://127.0.0.1:{port}"
+        assert curl(f"{url}/call/echo", "-d", "1") == (200, "1")
+        p.kill_active()
+        assert curl(f"{url}/call/echo", "-d", "2") == (200, "2")
+
+
+def test_tls_is_that_of_the_files(tmp_path: Path) -> None:
+    certificate, key = certify(tmp_path)
+    with pair() as p, gateway(p, "--tls-cert", str(certificate), "--tls-key", str(key)) as (_, port):
+        url = f"https://127.0.0.1:{port}/call/echo"
+        assert curl(url, "-d", "1", "--cacert", str(certificate)) == (200, "1")
+        assert curl(url, "-d", "1")[0] == 0
+        assert curl(f"http://127.0.0.1:{port}/call/echo", "-d", "1")[0] == 0
+
+
+def certify(folder: Path) -> tuple[Path, Path]:
+    """A certificate for loopback that signs itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "loopback")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    paths = folder / "http.crt", folder / "http.key"
+    paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    paths[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
+    return paths
+
+
+# --- slow clients -------------------------------------------------------------------------------------------
+
+
+def connected(port: int) -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", port), 60)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    return made
+
+
+def wait_closed(connection: socket.socket) -> None:
+    """Until the other side has ended the connection; nothing is read."""
+    poller = select.poll()
+    poller.register(connection, select.POLLERR | select.POLLHUP | select.POLLRDHUP)
+    assert poller.poll(60_000), "the connection was not closed"
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"",
+        b"POST /call/echo HTTP/1.1\r\nHost: h\r\nX-Slow: ",
+        b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\nGET /heal",
+    ],
+    ids=["nothing", "a head", "a second head"],
+)
+def test_a_slow_head_ends_its_connection(bounded: int, begun: bytes) -> None:
+    with connected(bounded) as slow:
+        slow.sendall(begun)
+        wait_closed(slow)
+
+
+def test_a_slow_body_ends_its_connection_with_a_status(bounded: int) -> None:
+    with connected(bounded) as slow:
+        slow.sendall(b"POST /call/echo HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\nx")
+        with slow.makefile("rb") as told:
+            answer = told.read()
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b'"slow-body"' in answer
+
+
+def test_a_slow_reader_ends_its_connection(bounded: int) -> None:
+    with connected(bounded) as slow:
+        slow.sendall(b"POST /call/large HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n")
+        wait_closed(slow)
+
+
+def test_connections_beyond_the_bound_are_closed_and_the_others_live(bounded: int) -> None:
+    request = b"POST /call/echo HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nx"
+    with connected(bounded) as first, connected(bounded) as second, connected(bounded) as third:
+        with connected(bounded) as fourth:
+            wait_closed(fourth)
+        for each in (first, second, third):
+            each.sendall(request)
+            assert each.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+def test_large_heads_and_bodies_are_refused(bounded: int) -> None:
+    url = f"http://127.0.0.1:{bounded}/call/echo"
+    assert curl(url, "-d", "x", "-H", f"X-Large: {'x' * 20_000}")[0] == 400
+    assert curl(url, "-H", "Expect:", "-d", "x" * 100_000)[0] == 200
+    with connected(bounded) as large:
+        large.sendall(b"POST /call/echo HTTP/1.1\r\nHost: h\r\nContent-Length: 1000001\r\n\r\nx")
+        with large.makefile("rb") as told:
+            assert told.read().startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_socket_carries_many_calls_at_once(bounded: int) -> None:
+    async def talk() -> None:
+        async with websockets.connect(f"ws://127.0.0.1:{bounded}/socket") as wire:
+            for number in range(50):
+                await wire.send(json.dumps({"id": number, "call": "echo", "body": str(number)}))
+            heard = [json.loads(await wire.recv()) for _ in range(50)]
+        assert sorted(each["id"] for each in heard) == list(range(50))
+        assert all(each["frames"] == [str(each["id"])] for each in heard)
+
+    asyncio.run(asyncio.wait_for(talk(), 60))
+
+
+@pytest.fixture(scope="module")
+def bounded() -> Iterator[int]:
+    """The port of a front with small bounds."""
+    options = ["--slow", "1", "--connections-max", "3", "--body-max", "1000000"]
+    with (
+        pair() as p,
+        working(Worker(p.endpoints, "large", lambda request: bytes(30_000_000))),
+        gateway(p, *options) as (_, port),
+    ):
+        url = f"http://127.0.0.1:{port}/call/echo"
+        wait_until(lambda: curl(url, "-d", "1")[0] == 200, "the front answers")
+        yield port
+
+
+# --- usage --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--listen", "nowhere"], "--listen"),
+        (["--listen", "0.0.0.0:0"], "--principals and --tls-cert"),
+        (["--tls-cert", "a.crt"], "need each other"),
+        (["--tls-cert", "a.crt", "--tls-key", "a.key"], "cannot be used"),
+        (["--principals", "missing.yaml"], "missing.yaml"),
+    ],
+)
+def test_wrong_usage_says_what_to_do(
+    options: list[str], word: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from bstar_cli import exits
+    from bstar_cli.main import main
+
+    assert main(["http", *options]) == exits.USAGE
+    assert word in capfd.readouterr().err
