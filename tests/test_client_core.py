@@ -772,8 +772,10 @@ def test_beginning_anew_ends_a_stream_that_has_begun(served: Desk) -> None:
 def test_an_abandoned_call_leaves_nothing_behind(served: Desk) -> None:
     call = served.call()
     served.take(served.session.abandon(call, served.now))
+    served.take(served.session.abandon(call, served.now))
     served.final(0, call)
     assert (served.replies, served.errors, served.session.outstanding) == ([], [], 0)
+    assert served.session.counters.abandoned == 1
 
 
 def test_a_call_abandoned_before_its_turn_to_be_submitted_is_not_sent(served: Desk) -> None:
@@ -782,6 +784,7 @@ def test_a_call_abandoned_before_its_turn_to_be_submitted_is_not_sent(served: De
     served.sent.clear()
     served.take(served.session.submit(call, served.now))
     assert (served.sent, served.session.outstanding) == ([], 0)
+    assert (served.session.counters.requests, served.session.counters.abandoned) == (0, 0)
 
 
 # --- partials and streams -----------------------------------------------------------------------------------

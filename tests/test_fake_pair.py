@@ -420,6 +420,20 @@ def test_no_time_passes_while_several_threads_let_calls_go_on() -> None:
             assert [call.result().body for call in calls] == [b"x"] * 3
 
 
+@pytest.mark.parametrize("dialect", ["native", "mdp02"])
+def test_a_call_that_was_given_up_is_not_in_flight(dialect: str) -> None:
+    """It was for ever: its end was not counted."""
+    made = fake({"echo": echo})
+    with made, made.client(dialect=dialect) as client:
+        client.request("echo", b"")
+        given_up = client.begin("nobody", b"", timeout=60)
+        made.pass_time(1)
+        assert client.figures().in_flight == 1
+        given_up.cancel()
+        client.request("echo", b"")
+        assert client.figures().in_flight == 0
+
+
 def test_a_call_that_is_cancelled_is_cancelled_at_its_handler() -> None:
     seen: list[bool] = []
 

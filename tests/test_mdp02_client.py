@@ -285,6 +285,7 @@ def test_an_abandoned_call_makes_room_for_the_next(desk: Desk) -> None:
     desk.final(0)
     assert [frames[3] for _, frames in desk.sent] == [b"x", b"third"]
     assert [call for call, _ in desk.replies] == [third]
+    assert desk.session.counters.abandoned == 2
 
 
 def test_a_call_that_must_not_be_repeated_is_not(desk: Desk) -> None:

@@ -1,6 +1,6 @@
 """What happened in a client, as plain integers."""
 
-ENDS = ("replies", "declined", "failures")
+ENDS = ("replies", "declined", "failures", "abandoned")
 """How calls end."""
 
 
@@ -12,6 +12,7 @@ class Counters:
         self.replies = 0
         self.declined = 0
         self.failures = 0
+        self.abandoned = 0
         self.resends = 0
         self.votes = 0
         self.failovers = 0

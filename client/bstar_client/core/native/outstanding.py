@@ -228,6 +228,8 @@ class Outstanding:
 
     def abandon(self, call: Call) -> None:
         """The call ends without an outcome; its followers keep the request."""
+        if call.is_begun and not call.is_done:
+            self.counters.abandoned += 1
         if call.followers:
             self._pass_on(call)
         self.forget(call)

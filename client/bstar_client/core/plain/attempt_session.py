@@ -136,6 +136,8 @@ class AttemptSession:
         if call.is_done:
             return outputs
         call.is_done = True
+        if call.is_begun:
+            self.counters.abandoned += 1
         if call is self._call:
             self._drop_current(outputs)
             self._begin_next(outputs, now)

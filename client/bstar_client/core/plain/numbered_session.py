@@ -80,6 +80,8 @@ class NumberedSession(ABC):
 
     def abandon(self, call: Call, now: float) -> list[Output]:
         """No caller waits for this call any more."""
+        if call.is_begun and not call.is_done:
+            self.counters.abandoned += 1
         call.is_done = True
         if call.is_begun:
             self._calls.pop(b"%d" % call.number, None)
