@@ -123,6 +123,11 @@ class PrivateLoop:
         self.due = None if delay_s is None else self._clock.now() + delay_s
         self.loop.stop()
 
+    @property
+    def is_ready(self) -> bool:
+        """True if a task can go on, and no thread runs the loop."""
+        return not self._turning.locked() and bool(cast("Any", self.loop)._ready)  # noqa: SLF001 - see above
+
     def turn(self) -> bool:
         """Let its tasks go on until all of them wait. False if all do already, or if it runs already."""
         if not self._turning.acquire(blocking=False):
@@ -135,7 +140,8 @@ class PrivateLoop:
             self._turning.release()
 
     def close(self) -> None:
-        """Cancel what is left in it and close it."""
+        """Cancel what is left in it and close it, once no thread runs it; none will again."""
+        self._turning.acquire()
         self._time.end()
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:

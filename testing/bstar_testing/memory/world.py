@@ -222,7 +222,8 @@ class World:
         return False
 
     def _has_work(self) -> bool:
-        return bool(self._events or self._jobs)
+        loop = self.private_loop
+        return bool(self._events or self._jobs or (loop is not None and loop.is_ready))
 
     def _jump(self, until: float | None) -> bool:
         if self._is_over or (until is not None and self.now >= until):
