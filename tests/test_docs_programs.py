@@ -84,7 +84,8 @@ def test_one_answer_per_key(tmp_path: Path) -> None:
 def test_clients_and_workers(tmp_path: Path) -> None:
     """docs/clients.md: all its programs."""
     with broker_pair(tmp_path / "pair") as nodes, ExitStack() as stack:
-        write(tmp_path, "clients.md", nodes, {"ask.py", "work.py", "prices.py", "shop.py", "aio.py"})
+        names = {"ask.py", "work.py", "prices.py", "shop.py", "aio.py", "film.py", "clear.py"}
+        write(tmp_path, "clients.md", nodes, names)
         stack.enter_context(running(tmp_path, "work.py"))
         *lines, last = run(tmp_path, "ask.py")
         assert lines == [
@@ -98,6 +99,10 @@ def test_clients_and_workers(tmp_path: Path) -> None:
         assert last.removesuffix("False").removesuffix("True") == "CallTimeoutError may have been executed: "
         assert run(tmp_path, "aio.py") == ["b'abab'", "1000", "0 b'aa'", "1 b'bb'"]
         assert run(tmp_path, "prices.py") == ["1250", "[1250, 1250, 1250]"]
+        *values, result = run(tmp_path, "film.py")
+        assert (values[-1], result) == ("39 of 40: drawing", "b'done'")
+        [outcome] = run(tmp_path, "clear.py")
+        assert outcome.endswith(" b'HELLO'")
         stack.enter_context(running(tmp_path, "-m", "bstar_cli", "run", "shop:app", "--processes", "2"))
         client = stack.enter_context(HAClient([node.endpoint for node in nodes], timeout=LIMIT_S))
         assert client.request("hello", b"you").body == b"HELLO YOU"

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from bstar_client import ReplyMemory, Request, Worker
 from bstar_testing import LoopbackHost, Pair, Process, pair, wait_until
-from support.http import HTTP, curl, wait_ready, working
+from support.curl import HTTP, curl, wait_ready, working
 
 pytestmark = pytest.mark.loopback
 

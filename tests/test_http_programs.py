@@ -12,7 +12,7 @@ import pytest
 
 from bstar_client import ReplyMemory, Request, Worker
 from bstar_testing import Pair, pair
-from support.http import HTTP, wait_ready, working
+from support.curl import HTTP, wait_ready, working
 
 pytestmark = pytest.mark.loopback
 

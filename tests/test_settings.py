@@ -47,8 +47,11 @@ endpoints:
 def minimal(**more: Any) -> dict[str, Any]:  # any YAML document
     document: dict[str, Any] = yaml.safe_load(MINIMAL)
     for path, value in more.items():
-        section, _, name = path.rpartition("__")
-        (document.setdefault(section, {}) if section else document)[name] = value
+        *sections, name = path.split("__")
+        place = document
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = value
     return document
 
 
