@@ -103,7 +103,9 @@ def test_a_worker_without_batches_serves_a_client_with_them(
     from bstar.wire import native
     from bstar_client.core.worker.dialects import Heard, Hearing, NativeWorker
 
-    def ready(self: NativeWorker, service: bytes, credit: int, epoch: int, keepalive: bytes) -> list[bytes]:
+    def ready(
+        self: NativeWorker, service: bytes, credit: int, epoch: int, keepalive: bytes, elsewhere: int
+    ) -> list[bytes]:
         return native.encode_ready(service, credit=credit, epoch=epoch)
 
     kinds: Counter[Hearing] = Counter()

@@ -219,7 +219,7 @@ def welcome(core: WorkerCore, node: int, now: float) -> list[WorkerOutput]:
 @pytest.mark.requirement("BSN-W-13")
 def test_a_worker_names_its_keepalive_and_makes_it_when_it_knows_its_expiry() -> None:
     core = worker()
-    ready, keepalive, _ = welcome(core, 0, 0.0)
+    ready, _, keepalive, _ = welcome(core, 0, 0.0)
     assert isinstance(ready, Send)
     assert isinstance(keepalive, KeepAlive)
     assert ready.frames[0][4:28] == keepalive.routing_id

@@ -29,7 +29,7 @@ from bstar.settings import (
     variable_of,
 )
 from bstar.settings.document import FILE_BYTES_MAX
-from bstar.settings.fields import FIELDS
+from bstar.settings.fields import ENTRIES, FIELDS
 from bstar.settings.relations import RELATIONS
 from bstar.settings.schema import RoleName
 
@@ -79,7 +79,7 @@ def test_the_committed_sample_is_what_the_schema_says(role: RoleName) -> None:
 
 def paths_in(document: dict[str, Any], prefix: str = "") -> Iterator[str]:
     for key, value in document.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and f"{prefix}{key}" not in ENTRIES:
             yield from paths_in(value, f"{prefix}{key}.")
         else:
             yield prefix + key

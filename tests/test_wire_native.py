@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from bstar import wire
 from bstar.errors import LocalProtocolError, RemoteProtocolError
 from bstar.wire import limits, native, native_broker
-from bstar.wire.extensions import attempt_extension, attempt_of, process_extension, process_of
+from bstar.wire.extensions import (
+    attempt_extension,
+    attempt_of,
+    elsewhere_extension,
+    process_extension,
+    process_of,
+)
 from bstar.wire.messages import (
     NEVER_MS,
     NO_PROCESS,
@@ -657,6 +663,25 @@ def test_no_extension_of_a_ready_costs_a_registration(told: bytes) -> None:
     ready = wire.decode([b"w", *native.encode_ready(b"echo", extensions=told)])
     assert isinstance(ready, Ready)
     assert len(ready.process.host) <= 10 * limits.HOST_BYTES_MAX
+
+
+@pytest.mark.requirement("BSN-W-24")
+@given(st.integers(0, 2**32 - 1), extensions)
+def test_a_worker_tells_what_it_does_for_other_connections(count: int, behind: bytes) -> None:
+    ready = wire.decode([b"w", *native.encode_ready(b"echo", extensions=elsewhere_extension(count) + behind)])
+    assert isinstance(ready, Ready)
+    assert ready.elsewhere == count
+    assert wire.decode([b"w", *native.encode_heartbeat(3, count)]) == Heartbeat(b"w", 3, (), 3, count)
+
+
+@pytest.mark.requirement("BSN-W-24")
+@pytest.mark.parametrize("told", ["", "07.0003.000001", "07.0004.000001", "05.0004.00000001"])
+def test_a_worker_that_does_not_tell_it_is_known_as_such(told: str) -> None:
+    ready = wire.decode(
+        [b"w", *native.encode_ready(b"echo", extensions=bytes.fromhex(told.replace(".", "")))]
+    )
+    assert isinstance(ready, Ready)
+    assert ready.elsewhere is None
 
 
 @given(service, st.integers(1, 65_535), u64, st.sampled_from(Reason), identity)

@@ -52,6 +52,7 @@ from bstar_broker.core import (
 from bstar_broker.core.findings import FINDINGS_INTERVAL_S
 from bstar_broker.core.fronted import FrontedNode
 from bstar_broker.core.outputs import FrontSend
+from bstar_broker.core.settings import services_of
 from bstar_broker.core.snapshot import ShellState
 from bstar_broker.fronts.plan import Plan
 from bstar_broker.fronts.plans import plans_of
@@ -232,6 +233,7 @@ class BrokerServer(Closing):
         # Their fields have the names of the keys; the core has no use for the others.
         keys = msgspec.structs.asdict(timing) | msgspec.structs.asdict(limits)
         broker_settings = msgspec.convert(keys, BrokerSettings)
+        broker_settings.services = services_of(self.settings.services)
         make: Callable[..., Node] = Node
         if plans:
             make = partial(FrontedNode, make_fronts=lambda inlet: [plan.make(inlet) for plan in plans])
@@ -375,6 +377,11 @@ class BrokerServer(Closing):
     def stop(self) -> None:
         """Ask for an orderly stop, from any thread: drain, hand the role over, end."""
         self.reactor.stop()
+
+    def follow(self, settings: Settings) -> None:
+        """The configuration was read again, and these settings are in force. For the loop's thread only."""
+        self.settings = settings
+        self._carry_out(self.node.limits_changed(self.reactor.now()))
 
     def snapshot(self, timeout_s: float) -> NodeState:
         """The node's state, for other threads. TimeoutError if the loop does not answer in time."""

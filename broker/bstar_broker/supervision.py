@@ -56,7 +56,7 @@ class Supervision:
         except ConfigurationError as error:
             _log.error("the configuration was not read again, and the node goes on as before: %s", error)
         else:
-            server.settings = result.settings
+            server.follow(result.settings)
             self._on_reload(result)
         if manager is not None:
             self._say_ready(manager)

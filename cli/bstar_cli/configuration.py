@@ -18,6 +18,7 @@ from bstar.settings import (
     sample_configuration,
 )
 from bstar.settings.principals import load_principals
+from bstar.settings.services import overlaps
 
 
 def check_config(
@@ -58,6 +59,8 @@ def check_config(
         typer.echo(f"warning: {warning}", err=True)
     for file, settings in zip(files, loaded, strict=True):
         typer.echo(f"{file}: right, the {settings.role} of the pair {settings.pair}")
+        for inner, outer in overlaps(settings.services):
+            typer.echo(f"{file}: services: what {inner} matches has its limits, and none of those of {outer}")
     if len(loaded) == 2:
         typer.echo("the two are a pair")
 

@@ -296,9 +296,12 @@ def _services_table(names: Sequence[str], views: Sequence[NodeState | None]) -> 
         return None
     is_fleet = len(set(names)) > 1
     words = ("SERVICE", *(["PAIR"] if is_fleet else []), "ON")
-    shown = table(words, ("WORKERS", "IDLE", "IN FLIGHT", "QUEUED", "ANSWERED"))
+    is_bound = any(service.bound for _, _, _, service in services)
+    columns = ("WORKERS", "IDLE", "IN FLIGHT", "QUEUED", "ANSWERED", *(["BOUND BY"] if is_bound else []))
+    shown = table(words, columns)
     for title, name, role, service in sorted(services, key=lambda each: each[:3]):
         names_of = (title, *([name] if is_fleet else []), role)
         numbers = (service.workers, service.idle, service.in_flight, service.queued, service.answered)
-        shown.add_row(*(cell(each) for each in (*names_of, *numbers)))
+        bound = [service.bound or "-"] if is_bound else []
+        shown.add_row(*(cell(each) for each in (*names_of, *numbers, *bound)))
     return shown

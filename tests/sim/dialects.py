@@ -103,11 +103,11 @@ def plain_call(frames: Frames) -> str | None:
 class Mdp01Worker(Mdp02Worker):
     """Plain MDP/0.1 (7/MDP)."""
 
-    def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes) -> Frames:
+    def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes, elsewhere: int) -> Frames:
         """``[] [MDPW01] [01] [service]``"""
         return MDP01.encode_ready(service)
 
-    def heartbeat(self, epoch: int) -> Frames:
+    def heartbeat(self, epoch: int, elsewhere: int) -> Frames:
         """``[] [MDPW01] [04]``"""
         return MDP01.encode_heartbeat()
 
@@ -147,11 +147,11 @@ class PirateWorker(Mdp02Worker):
     def __init__(self) -> None:
         super().__init__(heartbeat_s=1.0, expiry_s=3.0)
 
-    def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes) -> Frames:
+    def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes, elsewhere: int) -> Frames:
         """``[01]``"""
         return [b"\x01"]
 
-    def heartbeat(self, epoch: int) -> Frames:
+    def heartbeat(self, epoch: int, elsewhere: int) -> Frames:
         """``[02]``"""
         return [b"\x02"]
 

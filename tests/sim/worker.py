@@ -61,7 +61,7 @@ class SimWorker(LinkOwner):
         self.dialect = dialect
         self.is_native = dialect == "native"
         # None if it sends heartbeats while it works.
-        self._own_heartbeat = worker_dialect(dialect).heartbeat(0) if dialect in SILENT_AT_WORK else None
+        self._own_heartbeat = worker_dialect(dialect).heartbeat(0, 0) if dialect in SILENT_AT_WORK else None
         self.service = service
         self.pair = pair
         self.epoch_seen = 0

@@ -1,7 +1,7 @@
 """``docs/configuration.md``: every key, and the relations between keys."""
 
 from bstar.settings import RESERVED_VARIABLES
-from bstar.settings.fields import FIELDS, SECTIONS, Field
+from bstar.settings.fields import ENTRIES, FIELDS, SECTIONS, Field
 from bstar.settings.relations import RELATIONS
 from bstar.settings.sample import by_profile, scalar
 from pages.markdown import wrapped
@@ -42,6 +42,13 @@ def generate() -> str:
             f"| `{path}` | {_default(field)} | {field.description} |"
             for path, field in FIELDS.items()
             if field.section == section
+        ]
+        lines.append("")
+    for path, members in ENTRIES.items():
+        lines += [f"## An entry of `{path}`", "", "| key | default | meaning |", "|---|---|---|"]
+        lines += [
+            f"| `{path}.PATTERN.{name}` | {_default(member)} | {member.description} |"
+            for name, member in members.items()
         ]
         lines.append("")
     lines += [

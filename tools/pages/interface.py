@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from bstar.settings.fields import FIELDS
+from bstar.settings.fields import ENTRIES, FIELDS
 from bstar_cli import exits
 from bstar_cli.main import app
 
@@ -48,6 +48,11 @@ def generate() -> str:
         "",
         "# Configuration",
         *sorted(f"key {path}: {field.expected}" for path, field in FIELDS.items()),
+        *sorted(
+            f"key {path}.PATTERN.{name}: {member.expected}"
+            for path, members in ENTRIES.items()
+            for name, member in members.items()
+        ),
         "",
         "# Metrics",
         *(f"metric {name}" for name in sorted(_metrics())),

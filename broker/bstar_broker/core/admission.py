@@ -69,14 +69,20 @@ class Admission:
         ledger = self._ledger
         queue, idle = service.queue, service.idle
         is_queued = not (
-            idle and ledger.is_serving and not (queue.length or ledger.is_draining or service.pause_why)
+            idle and ledger.is_serving and not (queue.length or ledger.is_draining or service.is_gated)
         )
         refusal = self._why_not_taken(message, held + 1, size + REQUEST_BYTES)
         if refusal is None and is_queued:
-            refusal = self._waiting.why_not(sender, held + 1, queue.length + 1, size)
+            refusal = self._waiting.why_not(
+                sender, held + 1, queue.length + 1, size, service.limits.queue_length_max
+            )
         if refusal is not None:
             return self._refuse(message, codec, service, refusal)
-        latest = now + self._settings.request_ttl_s
+        latest = now + (
+            self._settings.request_ttl_s
+            if service.limits.expires_s is None
+            else self._waits_s(service, codec)
+        )
         deadline = now + message.ttl_ms / 1000 if message.ttl_ms else 0.0
         request = Accepted(
             sender, message.envelope, codec, sender, service, body, size, identity,
@@ -105,7 +111,14 @@ class Admission:
         """The record of a service that is not in the table; None if the table is full."""
         assert not name.startswith(mmi.PREFIX), "the node answers management requests"
         has_room = len(self._services) < self._settings.services_max
-        return self._services.add(name, now) if has_room else None
+        return self._ledger.add_service(name, now) if has_room else None
+
+    def _waits_s(self, service: ServiceRecord, codec: ClientCodec) -> float:
+        """How long a request may wait. A request of the store would only come back, so its service's limit is
+        not for it.
+        """
+        waits_s, expires_s = self._settings.request_ttl_s, service.limits.expires_s
+        return waits_s if expires_s is None or codec is self._ledger.mailbox else min(waits_s, expires_s)
 
     def _why_not_taken(self, message: Request | Requests, held: int, size_bytes: int) -> Refusal | None:
         """Why the message is refused. Its client then holds ``held`` requests; it takes ``size_bytes``."""
@@ -144,11 +157,11 @@ class Admission:
         size = sum(map(len, message.body)) + len(message.extensions)
         waits = service.directed.get(name)
         refusal = self._why_not_taken(message, held, size + REQUEST_BYTES) or self._waiting.why_not(
-            sender, held, 1 if waits is None else waits.length + 1, size
+            sender, held, 1 if waits is None else waits.length + 1, size, service.limits.queue_length_max
         )
         if refusal is not None:
             return self._refuse(message, codec, service, refusal)
-        expires_at = now + self._settings.request_ttl_s
+        expires_at = now + self._waits_s(service, codec)
         deadline = now + message.ttl_ms / 1000 if message.ttl_ms else 0.0
         if 0.0 < deadline < expires_at:
             expires_at = deadline
@@ -208,7 +221,7 @@ class Admission:
     def _extend(self, request: Accepted, message: Request, now: float) -> None:
         """Clients with one key may have different deadlines: the latest one counts."""
         ttl_s = message.ttl_ms / 1000
-        waits_s = self._settings.request_ttl_s
+        waits_s = self._waits_s(request.service, request.codec)
         request.deadline = max(request.deadline, now + ttl_s) if request.deadline and ttl_s else 0.0
         expires_at = now + (ttl_s if 0 < ttl_s < waits_s else waits_s)
         if expires_at > request.expires_at:
@@ -223,7 +236,7 @@ class Admission:
         service = self._services.get(message.service) or self._add_service(message.service, now)
         if service is None or self._needs_decisions(message, service):
             return self.receive_singly(message, self.receive, now)
-        ledger, waits_s = self._ledger, self._settings.request_ttl_s
+        ledger, waits_s = self._ledger, self._waits_s(service, native_broker.CODEC)
         sender = message.sender
         count, size = len(message.numbers), len(message.blob)
         ttl_ms = min(message.ttls_ms)
@@ -251,7 +264,7 @@ class Admission:
         if self._accounts:
             ledger.charge(sender, count)
         outputs: list[Output] = []
-        is_first = not (service.queue.length or ledger.is_draining or service.pause_why)
+        is_first = not (service.queue.length or ledger.is_draining or service.is_gated)
         if is_first and service.idle and ledger.is_serving:
             self._deal(bundle, count, outputs, now)
         rest = count - bundle.given
@@ -272,7 +285,10 @@ class Admission:
         held = self._requests_of.get(sender, 0) + count
         return (
             self._why_not_taken(message, held, size) is not None
-            or self._waiting.why_not(sender, held, service.queue.length + count, size) is not None
+            or self._waiting.why_not(
+                sender, held, service.queue.length + count, size, service.limits.queue_length_max
+            )
+            is not None
             or size > self._settings.message_bytes_max
             or (0 in ttls_ms and any(ttls_ms))
             or self._is_known(message)

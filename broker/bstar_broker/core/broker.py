@@ -64,7 +64,7 @@ class Broker:
         self.ledger = ledger
         self.bundles = bundles = Bundles(ledger)
         self._endings = endings = Endings(ledger, bundles)
-        dispatcher = Dispatcher(ledger, bundles, endings)
+        self._dispatcher = dispatcher = Dispatcher(ledger, bundles, endings)
         self.orders = ServiceOrders(ledger, endings, dispatcher)
         self._admission = admission = Admission(ledger, bundles, dispatcher)
         self._registry = registry = WorkerRegistry(ledger, bundles, endings, dispatcher, now)
@@ -79,7 +79,7 @@ class Broker:
         # Bound once, because the loop asks for the deadline after each message.
         self._workers = ledger.workers
         self._next_expiry = ledger.waiting.deadlines.next_deadline
-        self._tidy_at = now + _TIDY_INTERVAL_S
+        self._tidy_at = ledger.wake_at = now + _TIDY_INTERVAL_S
         # By the type of a message. The node calls them without ``receive``, which costs 1 % of a request.
         self.handlers: dict[type, Callable[..., list[Output]]] = {
             messages.Request: admission.receive,
@@ -235,7 +235,8 @@ class Broker:
     def resume(self, now: float) -> list[Output]:
         """This node serves again and no other node has meanwhile: dispatch plain clients' requests."""
         self.ledger.is_suspended = False
-        return self.orders.dispatch_all(now)
+        outputs = self._registry.ask_workers(now) if self.ledger.settings.services else []
+        return outputs + self.orders.dispatch_all(now)
 
     def release(self, now: float) -> list[Output]:
         """The other node serves: drop plain clients' requests. Their timeout leads them to that node."""
@@ -274,7 +275,7 @@ class Broker:
 
     def next_deadline(self) -> float:
         """When ``handle_timer`` has something to do."""
-        deadline, sweep_at = self._tidy_at, self._registry.sweep_at
+        deadline, sweep_at = self.ledger.wake_at, self._registry.sweep_at
         if sweep_at < deadline and self._workers:
             deadline = sweep_at
         expires_at = self._next_expiry()
@@ -286,17 +287,24 @@ class Broker:
         outputs = self._endings.expire_due(now)
         if now >= self._registry.sweep_at:
             self._registry.sweep(now, outputs)
-        if now >= self._tidy_at:
-            self._tidy_at = now + _TIDY_INTERVAL_S
-            self._registry.tidy(now)
-            ledger.tidy_accounts()
-            outputs += self.orders.end_due(now)
-            for service in ledger.services.tidy(now):
-                if ledger.observer is not None:
-                    ledger.observer.forgotten(service, now)
-            status = ledger.status(now)
-            outputs += [
-                Send(native_broker.CODEC.pong(client, native.NO_IDENTITY, status))
-                for client in ledger.waiting.clients_to_ask(now)
-            ]
+        if now >= ledger.wake_at:
+            self._dispatcher.go_on(now, outputs)
+            if now >= self._tidy_at:
+                self._tidy(now, outputs)
+            ledger.wake_at = min((self._tidy_at, *ledger.opens_at.values()))
         return outputs
+
+    def _tidy(self, now: float, outputs: list[Output]) -> None:
+        ledger = self.ledger
+        self._tidy_at = now + _TIDY_INTERVAL_S
+        self._registry.tidy(now)
+        ledger.tidy_accounts()
+        outputs += self.orders.end_due(now)
+        for service in ledger.services.tidy(now):
+            if ledger.observer is not None:
+                ledger.observer.forgotten(service, now)
+        status = ledger.status(now)
+        outputs += [
+            Send(native_broker.CODEC.pong(client, native.NO_IDENTITY, status))
+            for client in ledger.waiting.clients_to_ask(now)
+        ]

@@ -82,7 +82,8 @@ class Bundles:
         """
         sender, client_id, service, table = bundle.sender, bundle.client_id, bundle.service, bundle.table
         accepted_at, expires_at, deadline = bundle.accepted_at, bundle.expires_at, 0.0
-        waits_until = accepted_at + self._ledger.settings.request_ttl_s
+        waits_s, expires_s = self._ledger.settings.request_ttl_s, service.limits.expires_s
+        waits_until = accepted_at + (waits_s if expires_s is None else min(waits_s, expires_s))
         has_deadline = bundle.has_deadline
         lengths = bundle.lengths[rows.start : rows.stop]
         ttls_ms = bundle.ttls_ms[rows.start : rows.stop]

@@ -10,11 +10,14 @@ A worker for which something waits alone (``ServiceRecord.directed``) gets that 
 worker in turns.
 """
 
+from math import inf
+
 from bstar.wire import native_broker
 from bstar.wire.extensions import age_extension
 from bstar_broker.core.bundles import Bundles, empty
 from bstar_broker.core.endings import Endings
 from bstar_broker.core.ledger import Ledger
+from bstar_broker.core.limits import NO_LIMIT, Throttle
 from bstar_broker.core.outputs import Dispatch, Output
 from bstar_broker.core.records import Accepted, Bundle, ServiceRecord, WorkerRecord
 
@@ -46,6 +49,9 @@ class Dispatcher:
             identity = b""
             worker.in_flight[request.sender] = request
             ttl_ms = 0
+        if (throttle := request.service.throttle) is not None:
+            throttle.spend(1, now)
+            worker.service.count(worker, worker.weight(ledger.epoch))
         if not worker.beats_while_busy:
             worker.given_at = now
             worker.expires_at = now + worker.lease.busy_s
@@ -74,20 +80,30 @@ class Dispatcher:
         ``worker``: the only one that may have got room since the last time.
         """
         ledger = self._ledger
-        if not ledger.is_serving or ledger.is_draining or service.pause_why:
+        if not ledger.is_serving or ledger.is_draining:
             return
+        throttle, room = None, NO_LIMIT
+        if service.is_gated:
+            if service.pause_why:
+                return
+            throttle = service.throttle
+            # Room at one worker may be for what waits for another one.
+            worker = None
         queue, idle = service.queue, service.idle
         if service.directed:
             self._dispatch_directed(service, worker, now, outputs)
         while idle and queue.length:
+            if throttle is not None and not (room := throttle.room(now)):
+                self._hold_back(service, throttle, now)
+                return
             turn = queue.next_turn()
             request = queue.head(turn)
             if type(request) is Bundle:
-                self._deal_queued(request, outputs, now)
+                self._deal_queued(request, room, outputs, now)
                 continue
             assert type(request) is Accepted
             if request.crowd_max and now < request.apart_until:
-                if not self._dispatch_apart(service, request, now, outputs):
+                if not self._dispatch_apart(service, request, room, now, outputs):
                     return
             else:
                 queue.pop(1, turn)
@@ -104,6 +120,9 @@ class Dispatcher:
         for name in list(queues) if of is None else [of.label.encode()]:
             worker, queue = self._ledger.named.get(name), queues.get(name)
             while worker is not None and queue is not None and queue.length and worker in idle:
+                if service.throttle is not None and not service.throttle.room(now):
+                    self._hold_back(service, service.throttle, now)
+                    break
                 if worker.owes_turn and shared.length:
                     worker.owes_turn = False
                     break
@@ -116,6 +135,18 @@ class Dispatcher:
             if queue is not None and not queue.length:
                 del queues[name]
 
+    def _hold_back(self, service: ServiceRecord, throttle: Throttle, now: float) -> None:
+        opens_at = throttle.opens_at(now)
+        if opens_at < inf:
+            self._ledger.hold_back(service, opens_at)
+
+    def go_on(self, now: float, outputs: list[Output]) -> None:
+        """Dispatch what limits have held back until now."""
+        ledger = self._ledger
+        for service in [service for service, at in ledger.opens_at.items() if at <= now]:
+            del ledger.opens_at[service]
+            self.dispatch_queued(service, now, outputs)
+
     def _is_in_time(self, request: Accepted, now: float, outputs: list[Output]) -> bool:
         """A request has left its queue. False if its time is over: then it has ended."""
         request.is_queued = False
@@ -126,17 +157,20 @@ class Dispatcher:
         return False
 
     def _dispatch_apart(
-        self, service: ServiceRecord, request: Accepted, now: float, outputs: list[Output]
+        self, service: ServiceRecord, request: Accepted, room: int, now: float, outputs: list[Output]
     ) -> bool:
-        """Dispatch the suspects at the head of the queue to one worker. False if none is empty enough."""
+        """Dispatch up to ``room`` suspects at the head of the queue to one worker. False if none is empty
+        enough.
+        """
         worker = next((each for each in service.idle if each.crowd < request.crowd_max), None)
         if worker is None:
             return False
         crowd_max, is_used = request.crowd_max, False
-        while worker.held < worker.credit and worker.crowd < crowd_max:
+        while room and worker.held < worker.credit and worker.crowd < crowd_max:
             service.queue.pop()
             if self._is_in_time(request, now, outputs):
                 is_used = True
+                room -= 1
                 for fellow in worker.fellows:
                     fellow.crowd_max = crowd_max
                     fellow.service.idle.pop(fellow, None)
@@ -148,14 +182,15 @@ class Dispatcher:
         assert is_used or worker in service.idle
         return True
 
-    def _deal_queued(self, bundle: Bundle, outputs: list[Output], now: float) -> None:
+    def _deal_queued(self, bundle: Bundle, room: int, outputs: list[Output], now: float) -> None:
         """Deal this queued bundle: it is its turn, and its service has workers with credit."""
         if now >= bundle.expires_at:
             self._bundles.unfold_queued(bundle)
             return
         queue = bundle.service.queue
         given, given_bytes, left = bundle.given, bundle.given_bytes, bundle.left
-        self.deal(bundle, min(left, _TURN_ROWS) if queue.is_shared else left, outputs, now)
+        limit = min(left, room, _TURN_ROWS) if queue.is_shared else min(left, room)
+        self.deal(bundle, limit, outputs, now)
         count = bundle.given - given
         self._ledger.waiting.leave(bundle.sender, count, bundle.given_bytes - given_bytes)
         if count < left:
@@ -203,6 +238,9 @@ class Dispatcher:
         worker.bundled += count
         worker.last_bundle = part
         worker.sent_at = now
+        if (throttle := part.service.throttle) is not None:
+            throttle.spend(count, now)
+            worker.service.count(worker, worker.weight(self._ledger.epoch))
         return Dispatch(
             native_broker.CODEC.requests(
                 worker.routing_id,

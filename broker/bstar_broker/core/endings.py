@@ -76,14 +76,19 @@ class Endings:
 
     def expire(self, request: Accepted, now: float) -> list[Output]:
         """It expired in the queue: its own time to live, or the limit for every request (BSN-B-20)."""
-        if now < request.deadline and not request.deliveries:
+        service = request.service
+        expires_s = service.limits.expires_s
+        is_limited = expires_s is not None and now >= request.accepted_at + expires_s
+        if now < request.deadline and not request.deliveries and not is_limited:
             return self._send_back(request, "waited-out", now)
-        request.service.tally.expired += 1
+        service.tally.expired += 1
+        why = self._why_it_waited(request, now)
         if request.deliveries:
-            why = self._why_it_waited(request)
             text = f"expired in the queue after its worker was lost: {why}"
             return self.fail(request, "expired", ErrorCode.WORKER_LOST, text, now)
-        return self.fail(request, "expired", ErrorCode.EXPIRED, self._why_it_waited(request), now)
+        if is_limited:
+            why = f"waited for {expires_s:g} s in the queue (expires_s of {service.title}): {why}"
+        return self.fail(request, "expired", ErrorCode.EXPIRED, why, now)
 
     def _send_back(self, request: Accepted, reason: str, now: float) -> list[Output]:
         """A request that no worker had leaves the queue. Its client may send it again."""
@@ -139,6 +144,9 @@ class Endings:
             may_wait_until = now + ledger.settings.request_ttl_s
             if request.deadline and (request.deliveries or request.deadline < may_wait_until):
                 may_wait_until = request.deadline
+            expires_s = service.limits.expires_s
+            if expires_s is not None and request.codec is not ledger.mailbox:
+                may_wait_until = min(may_wait_until, now + expires_s)
             request.expires_at = may_wait_until
             request.apart_until = now + _APART_S
             service.tally.redelivered += 1
@@ -360,7 +368,7 @@ class Endings:
                 assert type(request) is Accepted
                 yield request
 
-    def _why_it_waited(self, request: Accepted) -> str:
+    def _why_it_waited(self, request: Accepted, now: float) -> str:
         service = request.service
         if service.pause_why:
             return f"{service.title} is paused by {service.pause_why}"
@@ -370,6 +378,8 @@ class Endings:
             return f"worker {worker.label} of {service.title} {why}"
         if not service.workers:
             return f"no worker offers {service.title}"
+        if service.throttle is not None and (why := service.throttle.why(service.queued + 1, now)):
+            return why
         if service.drained == service.workers:
             return f"an operator drains each worker of {service.title}"
         if service.workers == 1:

@@ -348,7 +348,7 @@ def _waits(service: ServiceState, past: Past) -> str:
     if service.oldest_waiting_s <= WAITING_S_MAX or service.pause_why or _no_worker(service, past):
         return ""
     age = duration(service.oldest_waiting_s)
-    can = f"{service.idle} of {service.workers} workers can take one"
+    can = service.bound or f"{service.idle} of {service.workers} workers can take one"
     return f"the oldest of {counted(service.queued)} has waited for {age}; {can}"
 
 

@@ -7,9 +7,11 @@ and change it. No part knows the ``Broker``, which routes messages to them.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from math import inf
 
 from bstar.wire import durable, mmi, native
 from bstar.wire.messages import NodeStatus
+from bstar_broker.core.limits import Throttle, limits_of
 from bstar_broker.core.mailbox import Mailbox
 from bstar_broker.core.observer import Observer, Outcome
 from bstar_broker.core.outputs import Notice, Output, Send
@@ -48,6 +50,12 @@ class Ledger:
         self.is_suspended = False
         self.suspended_at = now
         self.services = ServiceTable(settings.service_ttl_s, now)
+        # When the workers of a node that has just started have registered (``Throttle``).
+        self._settled_at = now + settings.worker_heartbeat_interval_s * settings.worker_liveness
+        # When services may go on whose limits hold requests back, by the time alone. ``wake_at``: the
+        # first of these times, or when the broker tidies.
+        self.opens_at: dict[ServiceRecord, float] = {}
+        self.wake_at = inf
         # By routing id.
         self.workers: dict[bytes, WorkerRecord] = {}
         # By their names in listings. Of two with one name it is the later one: the other's connection ended.
@@ -77,6 +85,28 @@ class Ledger:
         self._node_id = node_id
         # Names for requests whose clients have no request numbers.
         self.identities: Iterator[bytes] = (native.identity(node_id, number) for number in count(1))
+
+    def add_service(self, name: bytes, now: float) -> ServiceRecord:
+        """Add an unknown service, with its limits."""
+        service = self.services.add(name, now)
+        self.limit(service, now)
+        return service
+
+    def limit(self, service: ServiceRecord, now: float) -> bool:
+        """Give the service the limits of the configuration; False if it has them already."""
+        limits = limits_of(service.name, self.settings.services)
+        if limits == service.limits:
+            return False
+        service.limits, service.throttle = limits, None
+        if limits.running_max is not None or limits.requests_per_s is not None:
+            service.throttle = Throttle(limits, self._settled_at, now)
+        service.set_gate()
+        return True
+
+    def hold_back(self, service: ServiceRecord, until: float) -> None:
+        """Its limits hold its requests back until then."""
+        self.opens_at[service] = until
+        self.wake_at = min(self.wake_at, until)
 
     def held(self, now: float) -> defaultdict[ServiceRecord, Held]:
         """The requests that the workers of each service hold."""

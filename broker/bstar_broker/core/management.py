@@ -184,13 +184,16 @@ def _service_state(record: ServiceRecord, held: Held, now: float) -> ServiceStat
     waiting_since = min(
         (item.accepted_at for queue in record.queues for item in queue.heads()), default=math.inf
     )
-    tally = record.tally
+    tally, throttle, queued = record.tally, record.throttle, record.queued
+    is_held_back = throttle is not None and throttle.why(queued, now) != ""
     return ServiceState(
         service=record.label,
         workers=record.workers,
         idle=len(record.idle),
         in_flight=held.count,
-        queued=record.queued,
+        queued=queued,
+        bound=record.bound(now),
+        held_back=queued if is_held_back else 0,
         latency_counts=list(tally.latency_counts),
         latency_sum_s=tally.latency_sum_s,
         oldest_waiting_s=_age_s(waiting_since, now),

@@ -208,6 +208,10 @@ class Node:
         """The list has changed: send the workers away that may not offer their service now."""
         return self.act(self._check_workers, now)
 
+    def limits_changed(self, now: float) -> list[Output]:
+        """The configuration has other limits for services."""
+        return self.act(self.broker.orders.follow_limits, now)
+
     def _check_workers(self, now: float) -> list[Output]:
         outputs: list[Output] = []
         if self.authority is None:

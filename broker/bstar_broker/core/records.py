@@ -19,7 +19,9 @@ from bstar.wire import front, native
 from bstar.wire.dialect import BrokerCodec, ClientCodec, Envelope
 from bstar.wire.messages import NO_PROCESS, Process
 from bstar.wire.progress import Progress
+from bstar_broker.core.limits import Throttle
 from bstar_broker.core.queues import FairQueue
+from bstar_broker.core.settings import NO_LIMITS, ServiceLimits
 
 # How a request ends at a node. A service counts each outcome under this name.
 OUTCOMES = (
@@ -205,6 +207,11 @@ class WorkerRecord:
     group: "Group | None" = None
     # Its last request was one for it alone, so the next one is of its service's queue.
     owes_turn: bool = False
+    # What it told last of the requests that it executes for other connections, and in which epoch; None: it
+    # does not tell. How many requests count for it (``limits``).
+    elsewhere: int | None = None
+    told_epoch: int = 0
+    counted: int = 0
 
     @property
     def dialect(self) -> str:
@@ -222,6 +229,13 @@ class WorkerRecord:
     def held(self) -> int:
         """How many requests it has."""
         return len(self.in_flight) + self.bundled
+
+    def weight(self, epoch: int) -> int:
+        """How many requests count for it against ``running_max``, at a node that serves in ``epoch``."""
+        if self.elsewhere is None:
+            return self.held
+        credit = max(self.credit, self.credit_afterwards)  # it executes no more at once
+        return self.held + (min(self.elsewhere, credit) if self.told_epoch >= epoch else credit)
 
     @property
     def crowd(self) -> int:
@@ -335,8 +349,31 @@ class ServiceRecord:
     # Who holds its requests back and why, or "", and until when (``service_orders``).
     pause_why: str = ""
     paused_until: float = math.inf
+    # Those of the configuration, and what holds requests back because of them (``limits``).
+    limits: ServiceLimits = NO_LIMITS
+    throttle: Throttle | None = None
+    # True if each request must pass the queue: the service is paused, or has a throttle.
+    is_gated: bool = False
     # The counts of ``OUTCOMES`` every STEP_S, the earliest first.
     steps: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=STEPS))
+
+    def set_gate(self) -> None:
+        """``pause_why`` or ``throttle`` has changed."""
+        self.is_gated = self.pause_why != "" or self.throttle is not None
+
+    def count(self, worker: WorkerRecord, weight: int) -> None:
+        """So many requests of this worker count against ``running_max`` now."""
+        if self.throttle is not None:
+            self.throttle.running += weight - worker.counted
+            worker.counted = weight
+
+    def bound(self, now: float) -> str:
+        """What of its limits bounds the service now, for people; "" if nothing does."""
+        length_max = self.limits.queue_length_max
+        held_back = "" if self.throttle is None else self.throttle.why(self.queued, now)
+        is_full = length_max is not None and self.queue.length >= length_max
+        full = f"queue_length_max {length_max}: the queue is full" if is_full else ""
+        return "; ".join(filter(None, (held_back, full)))
 
     @property
     def queues(self) -> list[FairQueue[Accepted | Bundle]]:

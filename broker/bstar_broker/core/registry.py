@@ -125,7 +125,7 @@ class WorkerRegistry:
                 return self._turn_away(
                     sender, codec, message.envelope, Reason.FULL, SERVICES_FULL.reason, now
                 )
-            service = ledger.services.add(message.service, now)
+            service = ledger.add_service(message.service, now)
         worker = self._record(message, codec, service, now)
         self._workers[sender] = worker
         if message.group:
@@ -136,6 +136,7 @@ class WorkerRegistry:
             self._keepalives.add(worker, message.keepalive)
         ledger.named[worker.label.encode()] = worker
         service.workers += 1
+        service.count(worker, worker.weight(ledger.epoch))
         if worker.credit and not worker.crowd_max:
             service.idle[worker] = None
         if ledger.observer is not None:
@@ -179,6 +180,8 @@ class WorkerRegistry:
             # Some workers behind a front come without a message of theirs.
             address="" if is_front else self._ledger.address(),
             registered_at=now,
+            elsewhere=message.elsewhere,
+            told_epoch=message.epoch,
         )
 
     def _describe(self, worker: WorkerRecord, frame: bytes) -> list[Output]:
@@ -274,8 +277,28 @@ class WorkerRegistry:
         is_following = worker.is_ahead and message.epoch <= self._ledger.epoch
         if is_following:
             worker.is_ahead = False
+        if worker.elsewhere is not None:
+            worker.elsewhere, worker.told_epoch = message.elsewhere, message.epoch
         if is_following or worker.silent_since is not None:
             self.has_room(worker, now, outputs)
+        elif (service := worker.service).throttle is not None:
+            service.count(worker, worker.weight(self._ledger.epoch))
+            self._dispatch_queued(service, now, outputs)
+        return outputs
+
+    def ask_workers(self, now: float) -> list[Output]:
+        """This node serves in a new epoch: ask what the workers of limited services execute (BSN-W-24)."""
+        ledger = self._ledger
+        outputs: list[Output] = []
+        status = ledger.status(now)
+        for worker in self._workers.values():
+            if worker.service.throttle is None:
+                continue
+            worker.service.count(worker, worker.weight(ledger.epoch))
+            if worker.elsewhere is not None and worker.told_epoch < ledger.epoch:
+                worker.sent_at = now
+                beat = worker.codec.heartbeat(worker.routing_id, worker.envelope, status.state, status.epoch)
+                outputs.append(Send(beat))
         return outputs
 
     def set_credit(self, routing_id: bytes, credit: int, now: float) -> list[Output]:
@@ -310,6 +333,8 @@ class WorkerRegistry:
             and not worker.crowd_max
         ):
             service.idle[worker] = None
+        if service.throttle is not None:
+            service.count(worker, worker.weight(self._ledger.epoch))
         if service.queue.length or service.directed:
             self._dispatch_queued(service, now, outputs, worker)
 
@@ -420,7 +445,10 @@ class WorkerRegistry:
             request.deliveries -= 1
             self._endings.redeliver(request, _HOW["unreachable"], now, outputs)
         outputs += self.unreachable(routing_id, True, now)
-        self._dispatch_queued(worker.service, now, outputs)
+        service = worker.service
+        if routing_id in self._workers:
+            service.count(worker, worker.weight(self._ledger.epoch))
+        self._dispatch_queued(service, now, outputs)
         return outputs
 
     def _lose(
@@ -456,6 +484,7 @@ class WorkerRegistry:
             request.deliveries -= is_unbegun
             self._endings.redeliver(request, _HOW[reason], now, outputs, 0 if is_unbegun else crowd)
         worker.in_flight.clear()
+        service.count(worker, 0)
         if name not in ledger.named:
             self._endings.end_directed(service, name, _HOW[reason], now, outputs)
         self._dispatch_queued(service, now, outputs)

@@ -28,6 +28,7 @@ class ServiceOrders:
         assert why
         service.pause_why = why
         service.paused_until = now + for_s if for_s else math.inf
+        service.set_gate()
         time = f" for {for_s:g} s" if for_s else ""
         return self._report(service, "pause", f"is paused{time}", service.queued, for_s, why, now)
 
@@ -35,6 +36,7 @@ class ServiceOrders:
         """End the pause: dispatch what waits."""
         service.pause_why = ""
         service.paused_until = math.inf
+        service.set_gate()
         outputs = self._report(service, "resume", "is resumed", service.queued, 0.0, why, now)
         self._dispatcher.dispatch_queued(service, now, outputs)
         return outputs
@@ -53,6 +55,16 @@ class ServiceOrders:
             if service.pause_why and now >= service.paused_until
             for output in self.resume(service, "its time is over", now)
         ]
+
+    def follow_limits(self, now: float) -> list[Output]:
+        """The configuration has other limits for services. What waits keeps its time to expire."""
+        ledger = self._ledger
+        changed = {service for service in ledger.services.values() if ledger.limit(service, now)}
+        for worker in ledger.workers.values():
+            if worker.service in changed:
+                worker.counted = 0
+                worker.service.count(worker, worker.weight(ledger.epoch))
+        return self.dispatch_all(now)
 
     def dispatch_all(self, now: float) -> list[Output]:
         """Dispatch what waits for every service."""

@@ -1,14 +1,29 @@
 """The broker core's settings, built by the shell from the node's configuration."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from bstar.wire.limits import FRAMES_MAX, MESSAGE_BYTES_MAX
 
 
+class ServiceLimits(msgspec.Struct, frozen=True):
+    """The limits of services that match one pattern (``limits``); None: no limit of their own."""
+
+    running_max: int | None = None
+    requests_per_s: float | None = None
+    queue_length_max: int | None = None
+    expires_s: float | None = None
+
+
+NO_LIMITS = ServiceLimits()
+
+
 class BrokerSettings(msgspec.Struct):
     """Times in seconds, bounds in counts and bytes; docs/configuration.md tells operators more.
 
-    The parts of the core share one object. Only a reload changes it, and only ``RELOADABLE`` fields.
+    The parts of the core share one object. Only a reload changes it, and only ``RELOADABLE`` fields and
+    ``services``, the limits of services by pattern.
     """
 
     worker_heartbeat_interval_s: float = 1.0
@@ -28,6 +43,15 @@ class BrokerSettings(msgspec.Struct):
     message_bytes_max: int = MESSAGE_BYTES_MAX
     message_frames_max: int = FRAMES_MAX
     partials_buffer_bytes_max: int = 16 * 1024 * 1024
+    services: dict[str, ServiceLimits] = {}
+
+
+def services_of(entries: Mapping[str, msgspec.Struct]) -> dict[str, ServiceLimits]:
+    """The limits of services from the configuration's ``services``, whose keys have the same names."""
+    return {
+        pattern: msgspec.convert(msgspec.structs.asdict(each), ServiceLimits)
+        for pattern, each in entries.items()
+    }
 
 
 # They take effect with the next request or worker. The others size what exists, or both sides of a link must

@@ -23,7 +23,8 @@ class ServiceState(msgspec.Struct, frozen=True):
     ``stuck`` workers hold requests and do not answer although their processes live; ``stalls`` counts how
     often a worker became stuck. ``paused``: 1 while an operator holds its requests back, because of
     ``pause_why``, for ``paused_for_s`` more (0: until it is resumed). An operator drains
-    ``drained`` of the workers.
+    ``drained`` of the workers. ``bound`` says what of the service's limits bounds it now, and ``held_back``
+    requests wait because of ``running_max`` or ``requests_per_s``.
 
     ``versions`` counts the workers of each version, those without one under ""; empty if none has one.
     ``description``: how most workers describe it, "" if none does.
@@ -60,6 +61,8 @@ class ServiceState(msgspec.Struct, frozen=True):
     declined: int = 0
     versions: dict[str, int] = {}
     description: str = ""
+    bound: str = ""
+    held_back: int = 0
 
 
 class WorkerState(msgspec.Struct, frozen=True):

@@ -60,11 +60,13 @@ class Waiting:
         self.deadlines: Deadlines[Accepted | Bundle] = Deadlines(_is_due)
         self._until_tidy = _TIDY_EVERY
 
-    def why_not(self, client: bytes, held: int, length: int, size_bytes: int) -> Refusal | None:
+    def why_not(
+        self, client: bytes, held: int, length: int, size_bytes: int, length_max: int | None
+    ) -> Refusal | None:
         """Why a request may not wait: with it its client holds ``held`` at this node, and its queue has
-        ``length``.
+        ``length``. ``length_max``: the service's own bound; None without one.
         """
-        limit = self._settings.queue_length_max
+        limit = self._settings.queue_length_max if length_max is None else length_max
         reserve = limit // _RESERVE_PART
         if length > (limit - reserve if held > reserve else limit):
             return refusals.QUEUE_FULL

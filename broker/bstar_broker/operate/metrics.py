@@ -56,7 +56,7 @@ STORE_ENDS = ("answered", "dead", "declined", "cancelled")
 _STATES = ("PRIMARY", "BACKUP", "ACTIVE", "PASSIVE", "ERROR")
 _PEER_STATES = ("PRIMARY", "BACKUP", "ACTIVE", "PASSIVE", "UNKNOWN")
 # What it has at the moment, in sum.
-_GAUGES = ("workers", "stuck", "in_flight", "queued", "paused")
+_GAUGES = ("workers", "stuck", "in_flight", "queued", "held_back", "paused")
 
 Row = tuple[type[Gauge | Counter], str, str, str]
 """Kind, name, field of the state that the table is about, text. A field that is None has no metric."""
@@ -188,6 +188,8 @@ _OF_SERVICES: tuple[Row, ...] = (
     (Counter, "bstar_worker_stalls", "stalls",
      "Times that a live worker became stuck; see bstar_workers_stuck."),
     (Gauge, "bstar_service_paused", "paused", "1 while an operator's pause holds its requests back."),
+    (Gauge, "bstar_requests_held_back", "held_back",
+     "Waiting requests that running_max or requests_per_s of their service holds back."),
     (Gauge, "bstar_requests_in_flight", "in_flight", "Requests that workers hold."),
     (Gauge, "bstar_oldest_waiting_seconds", "oldest_waiting_s",
      "Age of the oldest waiting request, 0 if none waits."),

@@ -4,10 +4,10 @@ import msgspec
 
 from bstar.settings import Settings, flatten
 from bstar.settings.fields import nested
-from bstar_broker.core.settings import RELOADABLE, BrokerSettings
+from bstar_broker.core.settings import RELOADABLE, BrokerSettings, services_of
 
 # The list of principals is a file of its own, and the node follows it by itself.
-RELOADED_KEYS = frozenset({"log.level", "log.format", *(f"limits.{name}" for name in RELOADABLE)})
+RELOADED_KEYS = frozenset({"log.level", "log.format", "services", *(f"limits.{name}" for name in RELOADABLE)})
 
 
 class Reload(msgspec.Struct, frozen=True):
@@ -21,7 +21,7 @@ class Reload(msgspec.Struct, frozen=True):
 
 
 def reload(now: Settings, new: Settings, core: BrokerSettings) -> Reload:
-    """Let the running ``core`` follow the new limits. Whoever calls this sets the log."""
+    """Give the running ``core`` the new limits. The caller sets the log and tells the node."""
     values, wanted = flatten(now), flatten(new)
     changed = [path for path in values if values[path] != wanted[path]]
     applied = [path for path in changed if path in RELOADED_KEYS]
@@ -29,4 +29,5 @@ def reload(now: Settings, new: Settings, core: BrokerSettings) -> Reload:
     settings = msgspec.convert(nested(values), Settings)
     for name in RELOADABLE:
         setattr(core, name, getattr(settings.limits, name))
+    core.services = services_of(settings.services)
     return Reload(settings, applied, [path for path in changed if path not in RELOADED_KEYS])

@@ -44,6 +44,8 @@ def _expected(bare: Any, meta: Meta) -> str:
         return f"{_expected(members[0], meta)} or null"
     if get_origin(bare) is Literal:
         return f"one of {', '.join(str(member) for member in members)}"
+    if get_origin(bare) is dict:
+        return "a group of patterns, each with its limits"
     if bare is bool:
         return "true or false"
     if bare is str:
@@ -52,6 +54,12 @@ def _expected(bare: Any, meta: Meta) -> str:
     return (
         f"{kind} from {meta.ge:g} to {meta.le:g}" if bare is float else f"{kind} from {meta.ge} to {meta.le}"
     )
+
+
+def _entry_of(annotation: Any) -> type[msgspec.Struct]:
+    """What a key holds for each name that its user gives."""
+    entry: type[msgspec.Struct] = get_args(get_args(annotation)[0])[1]
+    return entry
 
 
 def _fields(section: type[msgspec.Struct], prefix: str) -> Iterator[Field]:
@@ -64,14 +72,15 @@ def _fields(section: type[msgspec.Struct], prefix: str) -> Iterator[Field]:
         bare, meta = get_args(field.type)
         assert isinstance(meta, Meta)
         assert meta.description, f"{path} is not described"
+        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
         yield Field(
             path=path,
             annotation=field.type,
             description=meta.description,
             may_be_null=NoneType in get_args(bare) or section is Timing,
             from_profile=section is Timing,
-            has_default=field.default is not msgspec.NODEFAULT,
-            default=field.default,
+            has_default=default is not msgspec.NODEFAULT,
+            default=default,
             expected=_expected(bare, meta),
         )
 
@@ -88,6 +97,14 @@ FIELDS: dict[str, Field] = {field.path: field for field in _fields(Settings, "")
 
 SECTIONS: dict[str, str] = dict(_sections(Settings, ""))
 """Every section by its dotted path, and what it is about; one that holds others comes before them."""
+
+
+ENTRIES: dict[str, dict[str, Field]] = {
+    path: {member.path: member for member in _fields(_entry_of(field.annotation), "")}
+    for path, field in FIELDS.items()
+    if get_origin(get_args(field.annotation)[0]) is dict
+}
+"""Of each key that holds entries by a name: the keys of such an entry."""
 
 
 def flatten(settings: Settings) -> dict[str, object]:

@@ -7,14 +7,14 @@ in the file a value must already be of it.
 
 import difflib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from bstar.settings.document import Problems, kind, locator, read_document, shown
-from bstar.settings.fields import FIELDS, SECTIONS, Field, nested
+from bstar.settings.fields import ENTRIES, FIELDS, SECTIONS, Field, nested
 from bstar.settings.relations import node_problems
 from bstar.settings.sample import sample_values
 from bstar.settings.schema import RESERVED_VARIABLES, Settings
@@ -32,6 +32,7 @@ class _Setting(msgspec.Struct, frozen=True):
     value: object
     where: str
     is_text: bool = False  # from a variable or an option: "0.5" may stand for 0.5
+    locate: Callable[[str], str] | None = None  # in a file: the place of a key below it
 
 
 class _Given(Problems):
@@ -92,7 +93,7 @@ def _read_mapping(
             elif value is not None:
                 given.problem(where, path, f"is a section with keys of its own, not {kind(value)}")
         elif isinstance(key, str) and path in FIELDS:
-            given.add(path, _Setting(value, where))
+            given.add(path, _Setting(value, where, locate=locate))
         else:
             given.problem(where, path, f"unknown key{_did_you_mean(path, FIELDS)}")
 
@@ -135,9 +136,8 @@ def _build(given: _Given, source: str) -> Settings:
             continue
         try:
             values[path] = _convert(field, setting)
-        except msgspec.ValidationError:
-            null = " (null takes the profile's)" if field.from_profile else ""
-            given.problem(setting.where, path, f"{shown(setting.value)} is not {field.expected}{null}")
+        except msgspec.DecodeError:
+            _say_what_is_wrong(field, setting, given)
             wrong.add(path)
 
     # Go on with what a sample would say in place of what is wrong, to find all that is wrong beside it.
@@ -164,9 +164,41 @@ def _build(given: _Given, source: str) -> Settings:
 
 def _convert(field: Field, setting: _Setting) -> object:
     value = setting.value
+    if field.path in ENTRIES and setting.is_text:
+        return msgspec.json.decode(str(value), type=field.annotation)
     if field.may_be_null and (value is None or (setting.is_text and value in _NULL_TEXTS)):
         return None
     return msgspec.convert(value, field.annotation, strict=not setting.is_text)
+
+
+def _say_what_is_wrong(field: Field, setting: _Setting, given: _Given) -> None:
+    value, path = setting.value, field.path
+    if path in ENTRIES and isinstance(value, Mapping):
+        for part, text in _wrong_entries(value, ENTRIES[path]):
+            below = f"{path}.{part}"
+            given.problem(setting.locate(below) if setting.locate else setting.where, below, text)
+        return
+    null = " (null takes the profile's)" if field.from_profile else ""
+    given.problem(setting.where, path, f"{shown(value)} is not {field.expected}{null}")
+
+
+def _wrong_entries(entries: Mapping[Any, object], members: Mapping[str, Field]) -> Iterator[tuple[str, str]]:
+    """What is wrong with a key's entries by name: the path below the key, and a text."""
+    for name, entry in entries.items():
+        if not isinstance(name, str):
+            yield str(name), f"YAML reads this name as {shown(name)}: put it in quotes"
+        elif not isinstance(entry, Mapping):
+            yield name, f"is a section with keys of its own, not {kind(entry)}"
+        else:
+            for word, value in entry.items():
+                member = members.get(word)
+                if member is None:
+                    yield f"{name}.{word}", f"unknown key; there are {', '.join(members)}"
+                    continue
+                try:
+                    msgspec.convert(value, member.annotation)
+                except msgspec.ValidationError:
+                    yield f"{name}.{word}", f"{shown(value)} is not {member.expected}"
 
 
 def _did_you_mean(wrong: str, known: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from itertools import combinations, product
 import msgspec
 
 from bstar.base.endpoints import Endpoint, parse_endpoint, parse_http_bind
+from bstar.base.patterns import is_pattern
 from bstar.errors import ConfigurationError
 from bstar.settings.fields import FIELDS, flatten
 from bstar.settings.schema import Settings
@@ -253,6 +254,25 @@ CONDITIONS = (
         "is true beside a key: remove one of them",
     ),
     *_together("store.link", "store.directory", "durable requests need a disk and the way to the peer's"),
+    Condition(
+        ("services",),
+        lambda node: not all(map(is_pattern, node.settings.services)),
+        "holds what is no pattern: a name, or the beginning of names and *",
+    ),
+    Condition(
+        ("services",),
+        lambda node: any(pattern.startswith("mmi.") for pattern in node.settings.services),
+        "names services that begin with mmi.: the broker answers these at once, so they have no limits",
+    ),
+    Condition(
+        ("services", "timing.request_ttl_s"),
+        lambda node: any(
+            (each.expires_s or 0.0) > node.settings.timing.request_ttl_s
+            for each in node.settings.services.values()
+        ),
+        "has an expires_s above timing.request_ttl_s, after which no request waits: lower the one, or raise "
+        "the other",
+    ),
     # Names that no worker of a front can register for. Without a store, titanic.* are ordinary names.
     *(
         Condition(
@@ -405,6 +425,7 @@ _ALIKE = {
     "fronts.pzq.service": "consumers would find other messages after a failover",
     "fronts.pzq.ack_timeout_s": "consumers must meet the same after a failover",
     "fronts.pzq.in_flight_max": "consumers must meet the same after a failover",
+    "services": "a limit must hold after a failover",
     "journal.sample": "a request must be recorded by both nodes or by none",
     **dict.fromkeys(
         ("fronts.ppp.service", "fronts.ppp.heartbeat_interval_s", "fronts.ppp.liveness"),

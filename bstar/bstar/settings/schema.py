@@ -6,10 +6,12 @@ them. A text tells meaning, unit, relation to other keys, and what zero or null 
 
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta
 
 from bstar.settings.fronts import Fronts
 from bstar.settings.section import GIB, KIB, MIB, Section
+from bstar.settings.services import ServiceOptions
 from bstar.settings.store import StoreOptions
 from bstar.settings.timing import ProfileName, Timing
 
@@ -358,6 +360,15 @@ class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "client), then not for 200. stay leaves it to an operator."
         ),
     ] = "handover"
+    services: Annotated[
+        dict[str, ServiceOptions],
+        Meta(
+            description="Limits of single services, the same on both nodes: patterns (a name, or the "
+            "beginning of names and *), each with its limits, such as {'mail.*': {running_max: 10, "
+            "requests_per_s: 5, queue_length_max: 100, expires_s: 30}}. A name counts before every pattern, "
+            "a longer pattern before a shorter one, and the entry as a whole."
+        ),
+    ] = msgspec.field(default_factory=dict)
     endpoints: Endpoints
     security: SecuritySettings = SecuritySettings()
     timing: Timing

@@ -8,9 +8,10 @@ Trace Context have types of their own; every other header has its name in the va
     02 length tracestate          04 0004 milliseconds: how long the node has had the request
     06 0000                       who asks wants to know the progress
 
-READY has one that tells of the worker's process (BSN-W-18):
+READY has one that tells of the worker's process (BSN-W-18), and one that tells of its work (BSN-W-24):
 
     05 length [pid (4 bytes)] [length of the host's name (1 byte)] [host] [version]
+    07 0004 requests that it executes and that came by other connections
 """
 
 import re
@@ -36,6 +37,7 @@ _HEADER = 0x03
 _AGE = 0x04
 _PROCESS = 0x05
 _PROGRESS = 0x06
+_ELSEWHERE = 0x07
 _PID_MAX = 0xFFFF_FFFF
 _ATTEMPT = 0x41
 _AGE_BYTES = 7
@@ -150,6 +152,19 @@ def process_of(extensions: bytes) -> Process:
             host, version = value[5:end][:HOST_BYTES_MAX], value[end:][:VERSION_BYTES_MAX]
             return Process(printable(host), int.from_bytes(value[:4], "big"), printable(version))
     return NO_PROCESS
+
+
+def elsewhere_extension(count: int) -> bytes:
+    """The extension of a READY that tells how many requests of other connections the worker executes."""
+    return struct.pack(">BHI", _ELSEWHERE, 4, count)
+
+
+def elsewhere_of(extensions: bytes) -> int | None:
+    """What a READY tells of them; None if it tells nothing."""
+    for kind, value in _walk(extensions):
+        if kind == _ELSEWHERE and len(value) == 4:
+            return int.from_bytes(value, "big")
+    return None
 
 
 def _walk(extensions: bytes) -> Iterator[tuple[int, bytes]]:

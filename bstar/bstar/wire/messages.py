@@ -157,6 +157,7 @@ class Ready(msgspec.Struct, gc=False):
     ``heartbeat_ms`` and ``expiry_ms`` are its lease, and ``beats_while_busy``: it is never silent. A worker
     with ``expiry_ms`` NEVER_MS may be silent while it is idle. Workers of one ``group`` are lost together.
     ``description``: the frame in which it describes the service, empty without one.
+    ``elsewhere``: how many requests it executes that came by other connections; None: it does not tell.
     """
 
     sender: bytes
@@ -174,6 +175,7 @@ class Ready(msgspec.Struct, gc=False):
     process: Process = NO_PROCESS
     group: bytes = b""
     description: bytes = b""
+    elsewhere: int | None = None
 
 
 class Partial(msgspec.Struct, gc=False):
@@ -238,12 +240,13 @@ class Failure(msgspec.Struct, gc=False):
 
 
 class Heartbeat(msgspec.Struct, gc=False):
-    """A worker is alive. ``epoch`` is the highest it has seen (native), else 0."""
+    """A worker is alive. ``epoch`` is the highest it has seen (native), else 0. ``elsewhere`` as in Ready."""
 
     sender: bytes
     dialect: int
     envelope: tuple[bytes, ...]
     epoch: int = 0
+    elsewhere: int = 0
 
 
 class Disconnect(msgspec.Struct, gc=False):

@@ -383,9 +383,11 @@ def read_retry(frames: Frames) -> int:
     return OWN_BACKOFF if retry_ms == NEVER_MS else retry_ms
 
 
-def encode_heartbeat(epoch: int) -> Frames:
-    """``[header 0B]`` with the highest epoch the worker has seen."""
-    return [header(HEARTBEAT, epoch=epoch)]
+def encode_heartbeat(epoch: int, elsewhere: int = 0) -> Frames:
+    """``[header 0B]`` with the highest epoch the worker has seen, and how many requests of other connections
+    it executes.
+    """
+    return [header(HEARTBEAT, epoch=epoch, value=elsewhere)]
 
 
 def encode_disconnect(reason: Reason = Reason.GOODBYE, epoch: int = 0, *, is_unbegun: bool = False) -> Frames:

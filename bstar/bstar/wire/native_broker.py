@@ -12,7 +12,7 @@ from bstar.wire import native
 from bstar.wire.batches import final_rows, request_rows
 from bstar.wire.declined import data_behind, read_declined
 from bstar.wire.dialect import Asker, Dialect, Envelope, Frames, WorkRequest
-from bstar.wire.extensions import process_of
+from bstar.wire.extensions import elsewhere_of, process_of
 from bstar.wire.limits import (
     CREDIT_MAX,
     DESCRIPTION_BYTES_MAX,
@@ -191,6 +191,7 @@ def _read_ready(frames: Frames, fields: native.Fields, service: bytes) -> Ready:
     if not 0 < credit <= CREDIT_MAX:
         raise RemoteProtocolError("credit", f"a worker's credit is 1 to {CREDIT_MAX}", from_worker=True)
     keepalive = ident if ident != native.NO_IDENTITY else b""
+    extensions = frames[1][native.HEADER_BYTES + len(service) :]
     return Ready(
         frames[0],
         3,
@@ -201,7 +202,8 @@ def _read_ready(frames: Frames, fields: native.Fields, service: bytes) -> Ready:
         flags & native.FLAG_BATCHES != 0,
         keepalive,
         takes_extended=flags & native.FLAG_EXTENDED != 0,
-        process=process_of(frames[1][native.HEADER_BYTES + len(service) :]),
+        process=process_of(extensions),
+        elsewhere=elsewhere_of(extensions),
         # A frame of a large message is a view.
         description=bytes(frames[2][: DESCRIPTION_BYTES_MAX + 1]) if len(frames) > 2 else b"",
     )
@@ -217,7 +219,7 @@ _READERS: dict[int, Callable[[Frames, native.Fields, bytes], FromPeer]] = {
     native.READY: _read_ready,
     native.CANCEL: lambda frames, fields, service: Cancel(frames[0], fields[4]),
     native.PING: lambda frames, fields, service: Ping(frames[0], fields[4], fields[5]),
-    native.HEARTBEAT: lambda frames, fields, service: Heartbeat(frames[0], 3, (), fields[5]),
+    native.HEARTBEAT: lambda frames, fields, service: Heartbeat(frames[0], 3, (), fields[5], fields[6]),
     native.DISCONNECT: lambda frames, fields, service: Disconnect(
         frames[0], 3, fields[3] & native.FLAG_UNBEGUN != 0
     ),

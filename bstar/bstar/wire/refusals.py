@@ -50,7 +50,7 @@ class Refusal(msgspec.Struct, frozen=True):
 QUEUE_FULL = Refusal(
     "queue-full",
     "the service's queue is full",
-    "more workers, or raise `limits.queue_length_max`",
+    "more workers, or raise `limits.queue_length_max`, or the service's [own](#limits-of-a-service)",
     is_of_service=True,
 )
 BYTES_FULL = Refusal(

@@ -126,6 +126,7 @@ const notes = (state, services) => {
   if (state.broker.is_draining) found.push("This node drains.");
   for (const each of state.fronts) if (each.error) found.push(`Front ${each.name}: ${each.error}`);
   for (const each of services) if (each.stuck) found.push(`Service ${each.service}: ${each.stuck} workers are stuck.`);
+  for (const each of services) if (each.bound) found.push(`Service ${each.service}: ${each.bound}.`);
   const place = get("notes"), shown = found.slice(0, 12);
   while (place.children.length > shown.length) place.lastChild.remove();
   shown.forEach((text, i) => put(place.children[i] || make("li", "", place), text));

@@ -155,7 +155,7 @@ class Runner:
             if (
                 lane.has_more
                 and not lane.is_asking
-                and lane.running <= _SERVICE_MAX // 2
+                and lane.running <= self._max_of(service) // 2
                 and self._has_room(service, lane, now)
             ):
                 lane.has_more = False
@@ -163,7 +163,7 @@ class Runner:
                 skip = frozenset(
                     request for request, record in self.running.items() if record.service == service
                 )
-                outputs.append(Due(service, now_ms, _SERVICE_MAX - lane.running, _LOOK_BYTES, skip))
+                outputs.append(Due(service, now_ms, self._max_of(service) - lane.running, _LOOK_BYTES, skip))
         return outputs
 
     def _has_room(self, service: bytes, lane: Lane, now: float) -> bool:
@@ -171,12 +171,18 @@ class Runner:
         return (
             record is not None
             and record.workers > 0
-            and lane.running < _SERVICE_MAX
+            and lane.running < self._max_of(service)
             and len(self.running) < _RUNNING_MAX
             and self._size_bytes < _BYTES_MAX
             and now >= lane.pause_until
             and not self._ledger.is_draining
         )
+
+    def _max_of(self, service: bytes) -> int:
+        """How many requests of this service the broker may have: half of a queue with a bound of its own."""
+        record = self._ledger.services.get(service)
+        length_max = None if record is None else record.limits.queue_length_max
+        return _SERVICE_MAX if length_max is None else max(1, min(_SERVICE_MAX, length_max // 2))
 
     def _give(self, record: Record, lane: Lane, now_ms: int, now: float) -> list[Output]:
         if record.expires_ms and now_ms >= record.expires_ms:

@@ -12,7 +12,7 @@ import msgspec
 
 from bstar.errors import RemoteProtocolError
 from bstar.wire import batches, native
-from bstar.wire.extensions import NO_HEADERS, age_of, headers_of, process_extension
+from bstar.wire.extensions import NO_HEADERS, age_of, elsewhere_extension, headers_of, process_extension
 from bstar.wire.limits import TEXT_BYTES_MAX
 from bstar.wire.mdp import MDP02, WorkerVerb
 from bstar.wire.messages import NO_PROCESS, OWN_BACKOFF, ErrorCode, Process, Reason
@@ -128,7 +128,7 @@ class NativeWorker:
         self.description = b""
         self._extensions = b"" if process == NO_PROCESS else process_extension(process)
 
-    def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes) -> list[bytes]:
+    def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes, elsewhere: int) -> list[bytes]:
         """Register: ``[header 09]``, and ``[description]`` if there is one.
 
         A worker that takes one request at a time has no use for batches.
@@ -140,13 +140,13 @@ class NativeWorker:
             takes_batches=credit > 1,
             takes_extended=credit > 1,
             keepalive=keepalive,
-            extensions=self._extensions,
+            extensions=self._extensions + elsewhere_extension(elsewhere),
             description=self.description,
         )
 
-    def heartbeat(self, epoch: int) -> list[bytes]:
+    def heartbeat(self, epoch: int, elsewhere: int) -> list[bytes]:
         """``[header 0B]``"""
-        return native.encode_heartbeat(epoch)
+        return native.encode_heartbeat(epoch, elsewhere)
 
     def disconnect(self, epoch: int, is_unbegun: bool) -> list[bytes]:
         """Leave: ``[header 0C]``. ``is_unbegun``: nothing that the broker waits for was begun."""
@@ -231,11 +231,11 @@ class Mdp02Worker:
         self.heartbeat_s = heartbeat_s
         self.expiry_s = expiry_s
 
-    def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes) -> list[bytes]:
+    def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes, elsewhere: int) -> list[bytes]:
         """``[MDPW02] [01] [service]``; MDP knows no credit but 1."""
         return MDP02.encode_ready(service)
 
-    def heartbeat(self, epoch: int) -> list[bytes]:
+    def heartbeat(self, epoch: int, elsewhere: int) -> list[bytes]:
         """``[MDPW02] [05]``"""
         return MDP02.encode_heartbeat()
 

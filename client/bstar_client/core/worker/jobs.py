@@ -116,6 +116,10 @@ class Jobs:
         """True if the shell has a request that came by this connection."""
         return any(job.connection == connection for job in self.running)
 
+    def elsewhere(self, connection: int) -> int:
+        """How many requests the shell has that came by other connections than this one."""
+        return sum(job.connection != connection for job in self.running)
+
     def next_deadline(self) -> float | None:
         """When a handler's time ends. All have the same limit, so the first that began is due first."""
         first = next(iter(self.running), None)

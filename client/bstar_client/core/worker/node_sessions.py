@@ -54,7 +54,9 @@ class WorkerCounters:
 
 
 class NodeSession:
-    """A worker's session with one node. ``held``: unanswered requests from its connection."""
+    """A worker's session with one node. ``held``: unanswered requests from its connection. ``elsewhere``: how
+    many requests of other connections the node was last told of (BSN-W-24).
+    """
 
     def __init__(self, index: int, endpoint: str) -> None:
         self.index = index
@@ -74,6 +76,7 @@ class NodeSession:
         self.reopen_at: float | None = None
         self.failures = 0
         self.held = 0
+        self.elsewhere = 0
 
     @property
     def is_open(self) -> bool:

@@ -57,6 +57,8 @@ class WorkerCore:
         self.claim: Callable[[Job], bool] = self._jobs.claim
         self._fence = Fence()
         self._pace: Pace[Job] = Pace()
+        # The node whose epoch the worker obeys; None before any node served.
+        self._leader: NodeSession | None = None
         self.stuck = 0
         self.times: HandlerTimes | None = None
         self._drain_ends_at: float | None = None
@@ -105,7 +107,8 @@ class WorkerCore:
         if session.connection:
             self._lose(session, "disconnected", outputs, now)
         keepalive = self.sessions.connect(session, now)
-        ready = self._dialect.ready(self._service, self._limits.credit, self.epoch, keepalive)
+        session.elsewhere = elsewhere = self._jobs.elsewhere(session.connection)
+        ready = self._dialect.ready(self._service, self._limits.credit, self.epoch, keepalive, elsewhere)
         self._send(session, ready, outputs, now)
         if not self._dialect.is_confirming:
             self.sessions.register(session, outputs, now)
@@ -139,7 +142,8 @@ class WorkerCore:
                 self._obey(session, outputs, now)
             elif moved is Moved.DOWN:
                 # The node sends us no request until it hears this.
-                self._send(session, self._dialect.heartbeat(heard.epoch), outputs, now)
+                self._leader = session
+                self._beat(session, outputs, now)
         if heard.kind is Hearing.REQUEST or heard.kind is Hearing.REQUESTS:
             self._take(session, heard, outputs, now)
         elif heard.kind is Hearing.WELCOME:
@@ -241,6 +245,15 @@ class WorkerCore:
 
     def _go_on(self, outputs: list[WorkerOutput], now: float) -> None:
         """Requests have ended: begin others, or leave."""
+        leader = self._leader
+        if (
+            leader is not None
+            and leader.elsewhere
+            and leader.is_open
+            and self._jobs.elsewhere(leader.connection) != leader.elsewhere
+        ):
+            # It may wait for the end of one of these (``running_max`` of the service).
+            self._beat(leader, outputs, now)
         if self._drain_ends_at is None:
             self._begin(outputs, now)
         else:
@@ -371,7 +384,7 @@ class WorkerCore:
                 if now >= session.expires_at:
                     self._start_over(session, "silent", outputs, now)
                 elif now >= session.heartbeat_at:
-                    self._send(session, self._dialect.heartbeat(self.epoch), outputs, now)
+                    self._beat(session, outputs, now)
             elif session.reopen_at is not None and now >= session.reopen_at and self._drain_ends_at is None:
                 session.reopen_at = None
                 outputs.append(Open(session.index))
@@ -438,13 +451,22 @@ class WorkerCore:
         self.sessions.send(session, frames, outputs, now, is_busy=is_busy)
 
     def _obey(self, source: NodeSession, outputs: list[WorkerOutput], now: float) -> None:
-        """Obey a higher epoch: begin no request of a lower one, and tell the other nodes."""
+        """Obey a higher epoch: begin no request of a lower one, and tell the nodes, which also learn what the
+        worker has begun before.
+        """
         epoch = self.epoch
+        self._leader = source
+        refused = self._jobs.take_back(lambda job: job.epoch < epoch)
         for session in self.sessions:
-            if session is not source and session.is_open:
-                self._send(session, self._dialect.heartbeat(epoch), outputs, now)
-        for job in self._jobs.take_back(lambda job: job.epoch < epoch):
+            if session.is_open:
+                self._beat(session, outputs, now)
+        for job in refused:
             self._refuse(job, outputs, now)
+
+    def _beat(self, session: NodeSession, outputs: list[WorkerOutput], now: float) -> None:
+        """HEARTBEAT."""
+        session.elsewhere = elsewhere = self._jobs.elsewhere(session.connection)
+        self._send(session, self._dialect.heartbeat(self.epoch, elsewhere), outputs, now)
 
     # --- requests -----------------------------------------------------------------------------------------
 
