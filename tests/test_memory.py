@@ -441,6 +441,8 @@ def test_clients_with_many_large_submits_do_not_end_a_node_with_little_memory(tm
         assert pair.odd_ends == []
         drops = sum((Counter(node.state().broker.drops) for node in pair.nodes), Counter[str]())
         assert drops["memory-full"] + drops["store-busy"] > 0, "they offer more than there is room for"
-        assert pair.active().state().broker.drops.keys() <= {"memory-full", "store-busy", "undeliverable"}
+        # The stores of a pair that has just begun may not have met yet.
+        expected = {"memory-full", "store-busy", "store-waits", "undeliverable"}
+        assert pair.active().state().broker.drops.keys() <= expected
         with HAClient(pair.endpoints) as client:
             assert {client.status_of(each, timeout=LIMIT_S).state for each in ids} == {"pending"}
