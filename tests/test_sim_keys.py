@@ -249,7 +249,7 @@ def test_a_build_that_serves_a_client_whose_key_is_gone_is_caught(monkeypatch: p
     monkeypatch.setattr(Authority, "judge", judge)
     simulation = pair(calls_per_s=10.0)
     befall(simulation, Kind.KEY_WITHDRAWN, "client1", 10.0)
-    with pytest.raises(Violation, match=r"^\(j\) .*nobody asked for"):
+    with pytest.raises(Violation, match=r"^\(j\) .*no client that may call the service asked for"):
         simulation.run_for(9.0)
 
 
@@ -275,6 +275,6 @@ def test_a_request_whose_client_lost_its_routing_id_is_redelivered_to_a_plain_wo
 
 def test_a_build_that_gives_such_a_request_no_address_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plain worker ignores a request without a client address, and holds it for ever."""
-    monkeypatch.setattr(endings, "NOBODY", b"")
+    monkeypatch.setattr(endings, "NO_CLIENT", b"")
     with pytest.raises(Violation, match=r"^\(e\) .*still remembers calls that are over"):
         while_clients_and_plain_workers_end_together()

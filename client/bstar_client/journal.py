@@ -6,7 +6,8 @@ journal that cannot be written loses records and counts them.
 
 A request is sampled by its identity alone, so client, nodes and worker record the same ones. Plain MDP has no
 identities: the ``client`` of such a record begins with "mdp-", and nothing can be joined to it. A call that
-is refused before the core has it is not recorded, because it has no request.
+is refused before the core has it is not recorded, because it has no request. Nor is a question to the broker
+itself (mmi.*): no node records it, and no worker executes it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from bstar.errors import (
 )
 from bstar.fleet import Fleet, Pair
 from bstar.journal import Journal, JournalOptions
+from bstar.wire.mmi import PREFIX
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.events import ActiveFound, ActiveLost, Connected, Disconnected, Event, FailedOver
 from bstar_client.core.worker.dialects import Job
@@ -155,6 +157,8 @@ class CallJournal:
         return self._endpoints[call.pair][call.node] if call.attempts else ""
 
     def _ended(self, call: Call, outcome: str, endpoint: str, epoch: int, size: int, crc: int | None) -> None:
+        if call.service.startswith(PREFIX):
+            return
         identity = call.identity if self._identities is None else next(self._identities)
         if identity and crc32(identity) < self._limit:
             now = self._clock()

@@ -28,8 +28,6 @@ _LEAVING = 0.06
 # Some calls are begun several at a time, and travel together where they may.
 BURSTS = 0.2
 BURST_MAX = 6
-# How often a native client also asks each worker of a service.
-_ASK_ALL = 0.04
 _CALLS_AT_ONCE = 1 + BURSTS * ((2 + BURST_MAX) / 2 - 1)
 
 
@@ -73,11 +71,14 @@ class CallWatcher(Protocol):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What a client asks for: calls per second, and their deadlines in seconds."""
+    """What a client asks for: calls per second, their deadlines in seconds, and how often a native client
+    also asks each worker of a service.
+    """
 
     calls_per_s: float
     deadline_min_s: float
     deadline_max_s: float
+    ask_all: float = 0.0
 
 
 class SimClient(LinkOwner):
@@ -186,7 +187,7 @@ class SimClient(LinkOwner):
         now = self.clock()
         count = self.rng.randint(2, BURST_MAX) if self.rng.random() < BURSTS else 1
         calls = [call for _ in range(count) if (call := self._make_call(now)) is not None]
-        if self.dialect == "native" and self._all.random() < _ASK_ALL:
+        if self.dialect == "native" and self._all.random() < self.load.ask_all:
             asked = self._all.choice(self._services)
             if not self._is_full(self._places[asked]):
                 calls.append(self._ask_names(asked, now))

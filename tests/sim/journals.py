@@ -20,6 +20,7 @@ import msgspec
 from bstar.fleet import Fleet, Pair
 from bstar.journal import Journal, JournalOptions
 from bstar.star import Activated
+from bstar.wire.mmi import PREFIX
 from bstar_broker.core.observer import Observer
 from bstar_broker.journal import NodeJournal
 from bstar_client.core.calls import Call, Reply
@@ -68,7 +69,8 @@ class Incident(msgspec.Struct, frozen=True):
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """A pair and what befalls it. ``workers`` and ``clients`` are numbers; workers take turns at services.
 
-    ``faults`` befall it beside the incidents. A call has up to ``deadline_s``.
+    ``faults`` befall it beside the incidents. A call has up to ``deadline_s``. ``ask_all``: how often a
+    client also asks each worker of a service.
 
     ``keepers``: whose journals there are beside the nodes'. ``is_probing``: a refused connection proves a
     death at once. ``skew_us``: the backup's wall clock against the primary's; ``step_us``: by how much the
@@ -93,6 +95,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     is_sealed: bool = True
     segment_bytes: int = 1 << 20
     sample: float = 1.0
+    ask_all: float = 0.0
 
     def setup(self) -> Setup:
         """For the simulator: a fleet of one pair, because its services have names."""
@@ -360,7 +363,7 @@ class KeepingClient(Keeper, SimClient):
         return call
 
     def _abandon(self, call: Call) -> None:
-        self.record.calls[call.service.decode(), "abandoned"] += 1
+        self._count(call, "abandoned")
         if self.calls is not None:
             self.calls.abandoned(call)
         super()._abandon(call)
@@ -373,7 +376,7 @@ class KeepingClient(Keeper, SimClient):
                 for call, reply in output.outcomes:
                     self._replied(call, reply)
             elif isinstance(output, Fail):
-                self.record.calls[output.call.service.decode(), outcome_of(output.error)] += 1
+                self._count(output.call, outcome_of(output.error))
                 if self.calls is not None:
                     self.calls.failed(output.call, output.error)
             elif isinstance(output, Announce) and self.calls is not None:
@@ -381,8 +384,14 @@ class KeepingClient(Keeper, SimClient):
         self.flush_events()
         super()._do(outputs)
 
+    def _count(self, call: Call, outcome: str) -> None:
+        """A question to the broker itself is in no journal."""
+        if not call.service.startswith(PREFIX):
+            self.record.calls[call.service.decode(), outcome] += 1
+
     def _replied(self, call: Call, reply: Reply) -> None:
-        self.record.calls[call.service.decode(), "answered"] += reply.is_final
+        if reply.is_final:
+            self._count(call, "answered")
         if self.calls is not None:
             self.calls.replied(call, reply)
 
@@ -526,7 +535,9 @@ class _Simulation(Simulation):
         scenario = self.scenario
         self.start()
         for client in self.clients.values():
-            client.load = Load(client.load.calls_per_s, scenario.deadline_s / 2, scenario.deadline_s)
+            client.load = Load(
+                client.load.calls_per_s, scenario.deadline_s / 2, scenario.deadline_s, scenario.ask_all
+            )
         for fault in scenario.faults:
             self.inject(fault)
         for incident in scenario.incidents:

@@ -127,7 +127,7 @@ class Simulation:
             self._link(self.workers[name], pair.nodes, "ppp.workers" if dialect == "ppp" else "")
         timeout_s = self.timing.failover_timeout_max_s
         # A call must be able to outlast a failover, and the time in which a dead worker is found.
-        self.load = Load(setup.calls_per_s, 4 * timeout_s, 20 * timeout_s + 15.0)
+        self.load = Load(setup.calls_per_s, 4 * timeout_s, 20 * timeout_s + 15.0, setup.ask_all)
         self.clients: dict[str, SimClient | SimEmqClient] = {}
         for name, dialect in setup.clients:
             nodes = [node for pair in listed for node in pair.nodes]

@@ -20,6 +20,9 @@ STORM_TIMEOUTS = 220
 ARBITER_SHARE = 1 / 3
 ADAPTIVE_SHARE = 1 / 2
 FLEET_SHARE = 1 / 8
+# Of all runs, those whose native clients also ask each worker of a service, and how often they do.
+ASK_ALL_SHARE = 1 / 2
+ASK_ALL = 0.08
 KEYS_SHARE = 1 / 2
 PIRATES_SHARE = 1 / 3
 EMQ_SHARE = 1 / 3
@@ -66,6 +69,8 @@ class Setup(msgspec.Struct, frozen=True):
     fleet: FleetSetup | None = None
     has_keys: bool = False
     has_store: bool = False
+    # How often a native client also asks each worker of a service.
+    ask_all: float = 0.0
     # A calm run: all times between processes are so many times those of the profile. 0: a dense run.
     slowness: float = 0.0
 
@@ -114,6 +119,7 @@ class Setup(msgspec.Struct, frozen=True):
             f"{len(self.clients)} clients{', some speak plain MDP' if self.is_plain else ''}",
             *(f"{FRONTS[front]} among them" for front in self.fronts),
             *(["a durable store"] if self.has_store else []),
+            *(["clients ask all workers"] if self.ask_all else []),
         ]
         if self.is_calm:
             words.append(f"{self.slowness:g} times slower, {self.storm_s / 3600:g} hours")
@@ -203,6 +209,7 @@ def setup_of(
         storm_s,
         tuple(faults),
         has_arbiter,
+        ask_all=ASK_ALL if random.Random(f"{seed}/ask all").random() < ASK_ALL_SHARE else 0.0,
     )
     rng = random.Random(f"{seed}/fleet")
     is_fleet = rng.random() < FLEET_SHARE

@@ -8,8 +8,8 @@ from bstar.records.base import Base
 class Call(Base, frozen=True, tag="call"):
     """A client's request has ended for its caller; ``at`` and ``mono`` are that moment.
 
-    ``outcome``: "answered"; "declined" or "failed" (the handler raised Declined, or anything else); certainly
-    not executed: "busy", "rejected",
+    Questions to the broker itself (``mmi.``) have no records. ``outcome``: "answered"; "declined" or "failed"
+    (the handler raised Declined, or anything else); certainly not executed: "busy", "rejected",
     "no-active"; not known: "timeout", "unknown", "interrupted" (a stream), "closed", "abandoned" (the caller
     went away). ``attempts`` counts how often it was sent (0: it was not, or it shared the request of another
     call with its key), ``busy`` how often a broker said BUSY. ``endpoint`` is where the reply came from, or
