@@ -313,7 +313,7 @@ def test_an_unknown_option_is_refused_by_the_name_of_the_class(kind: Callable[..
     """It named the method of a base class, which the program has never seen."""
     options = {"endpoints": NODE} | ({"service": "echo"} if kind is Worker else {})
     with pytest.raises(
-        TypeError, match=rf"^{kind.__name__} has no option 'retries'; its options: pins, dialect"
+        TypeError, match=rf"^{kind.__name__} has no option 'retries'; its options: .*pins, dialect"
     ):
         kind(**options, retries=3)
 
