@@ -105,8 +105,6 @@ def http(
             body_bytes_max=bounds.body_max,
             slow_s=bounds.slow,
             origins=guard.origins,
-            local=None,
-            peer=None,
         ),
         connections_max=bounds.connections_max,
         principals=None if guard.principals is None else str(guard.principals),

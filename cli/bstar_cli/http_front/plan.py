@@ -50,10 +50,12 @@ def front_settings(
     body_bytes_max: int,
     slow_s: float,
     origins: str,
-    local: str | None,
-    peer: str | None,
+    local: str | None = None,
+    peer: str | None = None,
 ) -> FrontSettings:
-    """What the application is told. ``origins``: the pages that may call, separated by commas."""
+    """What the application is told. ``origins``: the pages that may call, separated by commas. ``local`` and
+    ``peer`` are for a node's own front.
+    """
     return FrontSettings(
         timeout_s=min(_DEFAULT_TIMEOUT_S, timeout_max_s),
         timeout_max_s=timeout_max_s,

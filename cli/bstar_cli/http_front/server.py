@@ -44,7 +44,7 @@ _WATCH_S: Final = 1.0
 _WATCH_TIMEOUT_S: Final = 5.0
 # On, and no time to linger.
 _RESET: Final = struct.pack("ii", 1, 0)
-# JSON writes an octet as six characters at most.
+# JSON writes a byte as six characters at most.
 _JSON_FACTOR: Final = 6
 
 
@@ -143,7 +143,7 @@ async def _look(listed: WatchedFiles[Principals]) -> None:
 # --- bounds of connections ----------------------------------------------------------------------------------
 
 
-class _SlowReader:
+class _SlowReader(asyncio.Protocol):
     """Ends a connection whose reader does not take what is written to it."""
 
     slow_s: float
@@ -151,7 +151,19 @@ class _SlowReader:
     transport: asyncio.Transport
     _write_timer: asyncio.TimerHandle | None = None
 
-    def watch_writes(self) -> None:
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_writes()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._end_watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_watch()
+        super().connection_lost(exc)
+
+    def _watch_writes(self) -> None:
         """Something waits for the reader."""
         if self._write_timer is None:
             left = self.transport.get_write_buffer_size()
@@ -165,9 +177,9 @@ class _SlowReader:
             self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self.transport.abort()
         elif left:
-            self.watch_writes()
+            self._watch_writes()
 
-    def end_watch(self) -> None:
+    def _end_watch(self) -> None:
         """Everything was taken, or the connection has ended."""
         if self._write_timer is not None:
             self._write_timer.cancel()
@@ -199,18 +211,9 @@ class _BoundedHttp(_SlowReader, H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport.get_write_buffer_size():
-            self.watch_writes()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self.watch_writes()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self.end_watch()
+            self._watch_writes()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.end_watch()
         if self._head_timer is not None:
             self._head_timer.cancel()
         super().connection_lost(exc)
@@ -218,15 +221,3 @@ class _BoundedHttp(_SlowReader, H11Protocol):
 
 class _BoundedSocket(_SlowReader, WebSocketsSansIOProtocol):
     """A WebSocket whose reader may be slow. The server's pings end one that does not answer."""
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self.watch_writes()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self.end_watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.end_watch()
-        super().connection_lost(exc)
