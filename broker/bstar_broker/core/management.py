@@ -185,15 +185,15 @@ def _service_state(record: ServiceRecord, held: Held, now: float) -> ServiceStat
         (item.accepted_at for queue in record.queues for item in queue.heads()), default=math.inf
     )
     tally, throttle, queued = record.tally, record.throttle, record.queued
-    is_held_back = throttle is not None and throttle.why(queued, now) != ""
+    held_back = "" if throttle is None else throttle.why(queued, now)
     return ServiceState(
         service=record.label,
         workers=record.workers,
         idle=len(record.idle),
         in_flight=held.count,
         queued=queued,
-        bound=record.bound(now),
-        held_back=queued if is_held_back else 0,
+        bound=record.bound(held_back),
+        held_back=queued if held_back else 0,
         latency_counts=list(tally.latency_counts),
         latency_sum_s=tally.latency_sum_s,
         oldest_waiting_s=_age_s(waiting_since, now),

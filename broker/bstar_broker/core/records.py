@@ -367,10 +367,11 @@ class ServiceRecord:
             self.throttle.running += weight - worker.counted
             worker.counted = weight
 
-    def bound(self, now: float) -> str:
-        """What of its limits bounds the service now, for people; "" if nothing does."""
+    def bound(self, held_back: str) -> str:
+        """What of its limits bounds the service now, for people; "" if nothing does. ``held_back``: what its
+        throttle says.
+        """
         length_max = self.limits.queue_length_max
-        held_back = "" if self.throttle is None else self.throttle.why(self.queued, now)
         is_full = length_max is not None and self.queue.length >= length_max
         full = f"queue_length_max {length_max}: the queue is full" if is_full else ""
         return "; ".join(filter(None, (held_back, full)))
