@@ -223,7 +223,7 @@ class AsyncHAClient(AsyncCaller, DurableCalls):
         """Send a request and yield its PARTIALs as they come, then the FINAL (``is_final``).
 
         A stream that breaks after its first PARTIAL is not sent again: it ends with StreamInterruptedError.
-        If the caller leaves the loop early, the client forgets the request; the worker goes on. ``body``,
+        If the caller leaves the loop early, the request is cancelled, also at its worker. ``body``,
         ``codec``, ``timeout``, ``idempotent``, ``urgent``, ``headers`` and ``on_progress`` are those of
         ``request``. ``reply``: the type that each part is decoded as, and the FINAL unless it is empty.
 
