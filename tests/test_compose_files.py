@@ -180,8 +180,12 @@ def test_the_image_is_built_from_all_that_the_package_is_made_of() -> None:
     assert {"pyproject.toml", "constraints.txt", "README.md", *project["project"]["license-files"]} <= let_in
     # The layer of the dependencies, which is kept while only the program changes.
     table = project["project"]
-    listed = [*table["dependencies"], *table["optional-dependencies"]["server"]]
-    names = {re.split(r"[<>=~! ]", each)[0] for each in listed}
+    extras = table["optional-dependencies"]
+    installed = re.search(r"'\.\[([\w,]+)\]'", DOCKERFILE)
+    assert installed is not None
+    assert installed[1] == "http,schema", "a node's HTTP front and the check of `bstar call`; each has server"
+    listed = [*table["dependencies"], *extras["server"], *extras["http"], *extras["schema"]]
+    names = {re.split(r"[<>=~! ]", each)[0] for each in listed if not each.startswith("bstar[")}
     layer = re.search(r"constraints\.txt \\\n +([\w -]+)\n", DOCKERFILE)
     assert layer is not None
     assert set(layer[1].split()) == names
