@@ -1,8 +1,7 @@
-"""The programs of docs/http.md place their order at one of two nodes."""
+"""The programs of examples/http, which docs/http.md names, place their order at one of two nodes."""
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -16,10 +15,8 @@ from support.curl import HTTP, wait_ready, working
 
 pytestmark = pytest.mark.loopback
 
-ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "http.md").read_text()
+EXAMPLES = Path(__file__).parents[1] / "examples" / "http"
 LIMIT_S = 240.0
-# The first line of a program names its file.
 PROGRAMS = {
     "order.sh": ["bash", "order.sh"],
     "order.mjs": ["node", "order.mjs"],
@@ -44,8 +41,8 @@ def served() -> Iterator[tuple[Pair, list[bytes]]]:
         yield p, booked
 
 
-def test_the_page_has_these_programs() -> None:
-    assert set(re.findall(r"```\w+\n(?:#|//) (\w+\.\w+)\n", PAGE)) == set(PROGRAMS)
+def test_these_are_all_programs() -> None:
+    assert {path.name for path in EXAMPLES.iterdir()} == set(PROGRAMS)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -54,9 +51,7 @@ def test_a_program_places_its_order(name: str, served: tuple[Pair, list[bytes]],
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed")
     p, booked = served
-    found = re.search(rf"```\w+\n((?:#|//) {re.escape(name)}\n.*?)```", PAGE, re.DOTALL)
-    assert found is not None
-    text = found[1]
+    text = (EXAMPLES / name).read_text()
     # The passive node first: the program has to ask the other one.
     for shipped, url in zip(("8081", "8082"), reversed(p.http_urls), strict=True):
         assert f"http://127.0.0.1:{shipped}" in text
