@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from bstar.settings import sample_client_configuration, sample_configuration
-from pages import configuration, dashboards, faces, interface, journal, orders, refusals, rules, tables
+from pages import configuration, dashboards, faces, interface, journal, refusals, rules, tables
 from pages.markdown import replace
 
 FILES: dict[str, Callable[[], str]] = {
@@ -23,7 +23,6 @@ FILES: dict[str, Callable[[], str]] = {
 
 PARTS: dict[str, Callable[[], str]] = {
     "docs/binary-star.md": rules.generate,
-    "docs/cli.md": orders.generate,
     "docs/journal.md": journal.generate,
     "docs/operations.md": refusals.generate,
     "docs/pipeline.md": tables.generate,

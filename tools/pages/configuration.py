@@ -75,16 +75,16 @@ def generate() -> str:
         "",
         "## Relations between keys",
         "",
-        "| must hold | because |",
-        "|---|---|",
-        *(f"| {relation.words} | {relation.reason} |" for relation in RELATIONS),
+        "A node refuses a configuration that breaks one of these, and says why it must hold:",
+        "",
+        *(f"- {relation.words}" for relation in RELATIONS),
         "",
         "One file does not show these, so check them yourself:",
         "",
         (
             "- A client's deadline should be longer than `failover_timeout_s` plus the time a call takes. "
-            "The published Binary Star client gives a node 1 s and waits 2 s before it tries the other "
-            "one; where `failover_timeout_s` is longer it needs another round."
+            "The published Binary Star client tries the other node after 3 s; where `failover_timeout_s` is "
+            "longer it needs another round."
         ),
         (
             "- A node that restarts within `failover_timeout_s` finds its peer active: the pair changes "

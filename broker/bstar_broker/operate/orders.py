@@ -1,6 +1,6 @@
 """The orders of an operator, over the control socket of a node (``bstar_broker.operate.control``): one table.
 
-``bstar`` makes a command of each entry, and docs/cli.md a row. An order is a word and its arguments; the
+``bstar`` makes a command of each entry. An order is a word and its arguments; the
 answer says what has happened, or why nothing has changed. Both are one JSON object. An order that takes a
 while is answered at once, and the caller asks how far it is (``progress``).
 
