@@ -19,6 +19,7 @@ from bstar.wire import native_broker
 from bstar_broker.core.endings import Endings
 from bstar_broker.core.records import Accepted
 from bstar_client.core.native.reply_reader import ReplyReader
+from bstar_client.core.plain.rota import Rota
 from bstar_client.core.worker.session import WorkerCore
 from sim.__main__ import main
 from sim.checks import Violation
@@ -149,6 +150,32 @@ def test_a_worker_that_ends_because_its_handlers_are_stuck_is_started_again() ->
     lives = [line.split() for line in outcome.trace]
     times = {life: float(at) for at, name, life, *_ in lives if name == "worker1"}
     assert times["ends"] < times["starts"] < times["ends"] + 60.0
+
+
+def without_a_worker_at_the_primary() -> Setup:
+    """For nine minutes; then the plain client is about to ask the backup, which is passive."""
+    setup = calm_setup_of(2_000_000_315)
+    fault = Fault(4_750.0, Kind.NET_CUT, "worker1|primary", 544.0)
+    return msgspec.structs.replace(setup, storm_s=6_150.0, faults=(fault,))
+
+
+def test_a_plain_client_that_lost_a_call_to_a_fault_may_lose_the_next_one_long_after_it() -> None:
+    """Its session asks the other node next, and a passive node cannot tell a plain client who serves."""
+    outcome = play(without_a_worker_at_the_primary(), keep_trace=True)
+    assert outcome.violation is None
+    lost = [float(line.split()[0]) for line in outcome.trace if line.endswith("Error")]
+    assert len(lost) == 2
+    assert lost[0] < 5_294.0
+    assert lost[1] > 6_000.0
+    assert outcome.counts["activations"] == 1, "the role stays with the primary"
+
+
+def test_a_plain_client_that_never_leaves_the_passive_node_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rota, "go_on", lambda self: setattr(self, "at", 1))
+    outcome = play(without_a_worker_at_the_primary(), keep_trace=True)
+    assert outcome.rule == "d", outcome.violation
+    lost = [line for line in outcome.trace if line.endswith(("CallTimeoutError", "OutcomeUnknownError"))]
+    assert len(lost) == 3, "the fault's, the one that is excused, and no other"
 
 
 def quiet_life() -> Simulation:

@@ -99,7 +99,7 @@ class Checks:
         self._targets: dict[str, str] = {}
         # The calls whose callers have left.
         self._left: dict[str, Issued] = {}
-        # When each client's first call ended since the client began or the role moved.
+        # When each client's first call ended since it began, the role moved, or a fault failed a call of it.
         self._first_ended_at: dict[str, float] = {}
 
     @property
@@ -427,6 +427,9 @@ class Checks:
         if is_unknown and not self._is_explained(issued):
             self._fail("d", f"{issued.token} ended unknown although nothing had failed: {error}")
         self._check_liveness(issued, error)
+        if self._is_in_trouble(issued):
+            # A plain client asks the other node next, and that one may be passive.
+            self._first_ended_at.pop(issued.client, None)
 
     def call_left(self, issued: Issued) -> None:
         """Its caller leaves. From then on nothing of it begins, but what is on its way."""
@@ -460,13 +463,18 @@ class Checks:
         self.world.note(f"{issued.token} {issued.kind} {outcome}")
 
     def _is_explained(self, issued: Issued) -> bool:
-        begin, end = issued.submitted_at - self.recovery_s, issued.ended_at or self.world.now
-        if issued.dialect != "native" and begin < 0.0:
+        end = issued.ended_at or self.world.now
+        if issued.dialect != "native" and issued.submitted_at < self.recovery_s:
             # What a plain client sends to a node that has just begun is dropped without a word.
             return True
         if issued.dialect != "native" and issued.submitted_at <= self._first_ended_at.get(issued.client, end):
             # A passive node cannot tell a plain client who serves: its first call finds that out.
             return True
+        return self._is_in_trouble(issued)
+
+    def _is_in_trouble(self, issued: Issued) -> bool:
+        """Whether a fault that concerns its client has lasted until its time, or is not long over."""
+        begin, end = issued.submitted_at - self.recovery_s, issued.ended_at or self.world.now
         troubles = [*self.troubles, *self._troubles_of.get(issued.client, ())]
         return any(since <= end and until >= begin for since, until in troubles)
 
