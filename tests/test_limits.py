@@ -342,6 +342,90 @@ def test_what_a_worker_has_does_not_expire() -> None:
     assert heard(answer).command == native.FINAL
 
 
+# --- requests for one worker alone --------------------------------------------------------------------------
+
+
+def ask(desk: Desk, number: int, worker: bytes, ttl_ms: int = 0) -> list[list[bytes]]:
+    """One of the requests of ``ask_all``."""
+    body = [desk.ledger.workers[worker].label.encode(), b"clear"]
+    return desk.send(
+        b"c", *native.encode_request(ident(number), b"echo", body, ttl_ms=ttl_ms, is_directed=True)
+    )
+
+
+def one_after_another(desk: Desk, first: tuple[bytes, bytes]) -> list[int]:
+    """The requests by number, in the order in which they are given out; each is answered before the next."""
+    worker, identity = first
+    order = [int.from_bytes(identity[16:])]
+    while found := given(desk.send(worker, *native.encode_final(identity, EPOCH, 0, [b"done"]))):
+        [(worker, identity)] = found
+        order.append(int.from_bytes(identity[16:]))
+    return order
+
+
+def test_a_question_to_each_worker_keeps_to_running_max() -> None:
+    desk = limited(running_max=2)
+    workers = [b"w%d" % number for number in range(5)]
+    join(desk, workers)
+    out = [pair for number, worker in enumerate(workers) for pair in given(ask(desk, number, worker))]
+    assert (state(desk).in_flight, state(desk).bound) == (2, "running_max 2: 2 running, 3 wait")
+    for worker, identity in out:
+        out += given(desk.send(worker, *native.encode_final(identity, EPOCH, 0, [b"done"])))
+        assert state(desk).in_flight <= 2
+    assert out == [(worker, ident(number)) for number, worker in enumerate(workers)]
+
+
+def test_a_question_to_each_worker_takes_tokens() -> None:
+    desk = limited(requests_per_s=2)
+    workers = [b"w%d" % number for number in range(6)]
+    join(desk, workers)
+    begin = desk.now
+    at = [desk.now for number, worker in enumerate(workers) for _ in given(ask(desk, number, worker))]
+    while len(at) < 6:
+        at += [desk.now for _ in given(desk.wait(desk.broker.next_deadline() - desk.now))]
+    assert [round(each - begin, 2) for each in at] == [0, 0, 0.5, 1, 1.5, 2]
+
+
+@pytest.mark.requirement("BSN-B-31")
+def test_under_a_limit_the_service_gives_out_one_for_one_worker_and_one_for_any_in_turns() -> None:
+    """Each worker owed a turn of its own, so with many of them the queue of the service never had one."""
+    desk = limited(running_max=1)
+    workers = [b"w1", b"w2", b"w3"]
+    join(desk, workers)
+    [first] = [pair for number in range(6) for pair in given(ask(desk, number, workers[number % 3]))]
+    for number in range(10, 14):
+        assert given(desk.request(b"d", number)) == []
+    assert one_after_another(desk, first) == [0, 10, 1, 11, 2, 12, 3, 13, 4, 5]
+
+
+def test_under_a_limit_no_worker_is_asked_twice_before_another_is_asked_once() -> None:
+    desk = limited(running_max=1)
+    join(desk, [b"w1", b"w2"])
+    [first] = given(ask(desk, 1, b"w1"))
+    for number, worker in ((2, b"w1"), (3, b"w1"), (4, b"w2")):
+        assert given(ask(desk, number, worker)) == []
+    assert one_after_another(desk, first) == [1, 2, 4, 3]
+
+
+def test_a_limit_gives_a_worker_as_many_of_its_own_as_it_has_credit() -> None:
+    desk = limited(running_max=5)
+    join(desk, [b"w1"], credit=4)
+    join(desk, [b"w2"], credit=4)
+    assert len([pair for number in range(6) for pair in given(ask(desk, number, b"w1"))]) == 4
+    assert len([pair for number in range(6, 9) for pair in given(ask(desk, number, b"w2"))]) == 1
+
+
+def test_one_for_one_worker_that_expires_says_what_it_waited_for() -> None:
+    desk = limited(running_max=1)
+    join(desk, [b"w1", b"w2"])
+    ask(desk, 1, b"w1")
+    ask(desk, 2, b"w2", ttl_ms=1_000)
+    ask(desk, 3, b"w1", ttl_ms=1_500)
+    texts = [heard(frames).body for frames in desk.wait(2) if frames[0] == b"c"]
+    busy = b'worker %s of service "echo" was busy' % desk.ledger.workers[b"w1"].label.encode()
+    assert texts == [[b"running_max 1: 1 running, 2 wait"], [busy]]
+
+
 # --- a reload -----------------------------------------------------------------------------------------------
 
 

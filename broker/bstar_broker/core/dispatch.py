@@ -7,7 +7,8 @@ suspects behind it as far as they fit. That worker gets nothing more until it is
 of the queue that finds no such worker holds up what is behind it, for some seconds at most.
 
 A worker for which something waits alone (``ServiceRecord.directed``) gets that and what waits for every
-worker in turns.
+worker in turns. If a limit of the service leaves less room than its workers have, the turns are the
+service's: one of a single worker, each time another one, and one of the queue that all share.
 """
 
 from math import inf
@@ -90,11 +91,10 @@ class Dispatcher:
             # Room at one worker may be for what waits for another one.
             worker = None
         queue, idle = service.queue, service.idle
-        if service.directed:
+        if service.directed and throttle is None:
             self._dispatch_directed(service, worker, now, outputs)
-        while idle and queue.length:
-            if throttle is not None and not (room := throttle.room(now)):
-                self._hold_back(service, throttle, now)
+        while idle and (queue.length or (service.directed and throttle is not None)):
+            if throttle is not None and not (room := self._share_of_all(service, throttle, now, outputs)):
                 return
             turn = queue.next_turn()
             request = queue.head(turn)
@@ -109,7 +109,7 @@ class Dispatcher:
                 queue.pop(1, turn)
                 if self._is_in_time(request, now, outputs):
                     outputs.append(self.dispatch(idle.popitem(last=False)[0], request, now))
-        if service.directed:
+        if service.directed and throttle is None:
             self._dispatch_directed(service, worker, now, outputs)
 
     def _dispatch_directed(
@@ -120,9 +120,6 @@ class Dispatcher:
         for name in list(queues) if of is None else [of.label.encode()]:
             worker, queue = self._ledger.named.get(name), queues.get(name)
             while worker is not None and queue is not None and queue.length and worker in idle:
-                if service.throttle is not None and not service.throttle.room(now):
-                    self._hold_back(service, service.throttle, now)
-                    break
                 if worker.owes_turn and shared.length:
                     worker.owes_turn = False
                     break
@@ -134,6 +131,49 @@ class Dispatcher:
                     outputs.append(self.dispatch(worker, request, now))
             if queue is not None and not queue.length:
                 del queues[name]
+
+    def _share_of_all(
+        self, service: ServiceRecord, throttle: Throttle, now: float, outputs: list[Output]
+    ) -> int:
+        """How many requests of the queue that all workers share may go out now, within the service's limits.
+
+        One that waits for one worker alone goes out before them if it has the turn.
+        """
+        while service.idle and (room := throttle.room(now)):
+            if not service.directed:
+                return room if service.queue.length else 0
+            if not self._dispatch_in_turn(service, throttle, now, outputs):
+                return 1 if service.queue.length else 0
+        if service.idle:
+            self._hold_back(service, throttle, now)
+        return 0
+
+    def _dispatch_in_turn(
+        self, service: ServiceRecord, throttle: Throttle, now: float, outputs: list[Output]
+    ) -> bool:
+        """Dispatch one request that waits for one worker alone, within a limit of the service. False if it is
+        the turn of the queue that all workers share, or no such worker has room.
+        """
+        idle, queues = service.idle, service.directed
+        if throttle.owes_turn and service.queue.length:
+            throttle.owes_turn = False
+            return False
+        for name, queue in queues.items():
+            worker = self._ledger.named.get(name)
+            if worker is None or worker not in idle:
+                continue
+            request = queue.pop()
+            assert type(request) is Accepted
+            # The other workers come first now.
+            del queues[name]
+            if queue.length:
+                queues[name] = queue
+            if self._is_in_time(request, now, outputs):
+                del idle[worker]
+                throttle.owes_turn = True
+                outputs.append(self.dispatch(worker, request, now))
+            return True
+        return False
 
     def _hold_back(self, service: ServiceRecord, throttle: Throttle, now: float) -> None:
         opens_at = throttle.opens_at(now)

@@ -372,14 +372,18 @@ class Endings:
         service = request.service
         if service.pause_why:
             return f"{service.title} is paused by {service.pause_why}"
+        throttle = service.throttle
+        limit = "" if throttle is None else throttle.why(service.queued + 1, now)
         if request.target:
             worker = self._ledger.named[request.target]
+            if limit and worker in service.idle:
+                return limit
             why = "is drained by an operator" if worker.drain_why else "was busy"
             return f"worker {worker.label} of {service.title} {why}"
         if not service.workers:
             return f"no worker offers {service.title}"
-        if service.throttle is not None and (why := service.throttle.why(service.queued + 1, now)):
-            return why
+        if limit:
+            return limit
         if service.drained == service.workers:
             return f"an operator drains each worker of {service.title}"
         if service.workers == 1:

@@ -32,18 +32,20 @@ def limits_of(service: bytes, entries: Mapping[str, ServiceLimits]) -> ServiceLi
 
 
 class Throttle:
-    """Holds the requests of one service back. ``running`` counts those with workers.
+    """Holds the requests of one service back. ``running`` counts those with workers. ``owes_turn``: the last
+    one given out was for one worker alone, so the next one is of the service's queue.
 
     ``settled_at``: a node that has just started knows of no request that its workers execute, until they have
     registered. So it gives none out before that time.
     """
 
-    __slots__ = ("_bucket", "_settled_at", "limits", "running")
+    __slots__ = ("_bucket", "_settled_at", "limits", "owes_turn", "running")
 
     def __init__(self, limits: ServiceLimits, settled_at: float, now: float) -> None:
         rate_s = limits.requests_per_s
         self.limits = limits
         self.running = 0
+        self.owes_turn = False
         self._settled_at = settled_at if limits.running_max is not None else -math.inf
         self._bucket = None if rate_s is None else TokenBucket(rate_s, now, capacity=max(1.0, rate_s))
 
