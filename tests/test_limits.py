@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 
 from bstar.base.patterns import closest
 from bstar.wire import durable, native
+from bstar.wire.description import LimitsInUse, ServiceLimits, ServiceSummary
 from bstar.wire.durable import State
 from bstar.wire.extensions import elsewhere_extension
 from bstar.wire.messages import ErrorCode
 from bstar_broker.core.limits import Throttle, limits_of
-from bstar_broker.core.management import broker_state
-from bstar_broker.core.settings import NO_LIMITS, BrokerSettings, ServiceLimits
+from bstar_broker.core.management import Management, Pictures, broker_state
+from bstar_broker.core.settings import NO_LIMITS, BrokerSettings
 from bstar_broker.core.snapshot import ServiceState
 from support.desk import Desk, heard, ident
 from support.solo_store import SoloStore
+from test_broker_core import no_state
 
 EPOCH = 7
 # The time in which the workers of a node that has just started register.
@@ -424,6 +427,36 @@ def test_one_for_one_worker_that_expires_says_what_it_waited_for() -> None:
     texts = [heard(frames).body for frames in desk.wait(2) if frames[0] == b"c"]
     busy = b'worker %s of service "echo" was busy' % desk.ledger.workers[b"w1"].label.encode()
     assert texts == [[b"running_max 1: 1 running, 2 wait"], [busy]]
+
+
+# --- the listing of services --------------------------------------------------------------------------------
+
+
+def listed(desk: Desk, service: str = "echo") -> ServiceSummary:
+    """The service in the answer to ``mmi.descriptions``."""
+    management = Management(desk.ledger, no_state)
+    status, rows = management.answer(b"mmi.descriptions", [b""], Pictures(), desk.now)
+    assert status == b"200"
+    return next(
+        each for each in msgspec.json.decode(rows, type=list[ServiceSummary]) if each.service == service
+    )
+
+
+def test_the_listing_has_the_limits_and_what_is_used_of_them() -> None:
+    desk = limited(running_max=2, requests_per_s=50, queue_length_max=100, expires_s=30)
+    desk.request(b"c", 0, service=b"other")
+    join(desk, [b"w1", b"w2", b"w3"])
+    desk.requests(b"c", range(1, 6))
+    bound = "running_max 2: 2 running, 3 wait"
+    assert listed(desk).limits == LimitsInUse(2, 50.0, 100, 30.0, running=2, queued=3, bound=bound)
+    assert listed(desk, "other").limits is None
+
+
+def test_a_node_that_does_not_serve_lists_no_limits() -> None:
+    desk = taken_over(2, running_max=1)
+    assert listed(desk).limits is not None
+    desk.broker.deactivate(desk.now)
+    assert listed(desk).limits is None
 
 
 # --- a reload -----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,17 +16,19 @@ import msgspec
 import pytest
 
 from bstar.errors import ConfigurationError, NoActiveNodeError, RemoteProtocolError
-from bstar.wire.description import Offer, ServiceSummary
-from bstar_cli import exits, services
+from bstar.wire.description import LimitsInUse, Offer, ServiceSummary
+from bstar_cli import exits, services, status
 from bstar_cli.frames import print_frames
 from bstar_cli.main import main
 from bstar_cli.schemas import UncheckableError, misfits, mixture, outline, versions_text
 from bstar_cli.services import offers_of
+from bstar_cli.terminal import print_tables
 from bstar_client import Request, Worker
 from bstar_client.calls.status import NodeAnswer
 from bstar_testing import Pair
 from bstar_testing.processes import wait_until
 from support.brokers import STEADY, Broker, lone_broker
+from support.node_states import node_state, service_state
 
 
 @pytest.fixture(autouse=True)
@@ -255,6 +258,7 @@ def test_the_listing_flags_two_versions(node: Broker, capsys: pytest.CaptureFixt
         "workers": 1,
         "versions": {"1.4": 1},
         "description": "Price of an item.",
+        "limits": None,
         "is_mixed": False,
     }
     assert listed["mixed"]["is_mixed"]
@@ -359,6 +363,84 @@ def test_several_pairs_are_one_listing(
     ]
     assert main(["services", "ls", "--json", *where]) == exits.OK
     assert [json.loads(line)["pair"] for line in capsys.readouterr().out.splitlines()] == ["#1", "#2", "#1"]
+
+
+def test_limits_are_those_of_the_node_that_serves_whichever_knows_of_more_workers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    used = LimitsInUse(10, 5.0, 100, 30.0, running=10, queued=37, bound="running_max 10: 10 running, 37 wait")
+    serves = ServiceSummary("mail", 3, limits=used)
+    stands_by = [ServiceSummary("mail", 4), ServiceSummary("price", 1)]
+
+    def ask(*rest: object) -> list[NodeAnswer]:
+        return answers(*([b"200", msgspec.json.encode(rows)] for rows in (stands_by, [serves])))
+
+    monkeypatch.setattr(services, "ask_nodes", ask)
+    where = ("--endpoints", "tcp://127.0.0.1:1,tcp://127.0.0.1:2")
+    assert main(["services", "ls", *where]) == exits.OK
+    rows = [re.split(" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    text = "running 10 of 10, queue 37 of 100, 5 a second, 30 s in the queue"
+    assert rows == [
+        ["SERVICE", "VERSION", "WORKERS", "LIMITS", "BOUND BY", "DESCRIPTION"],
+        ["mail", "-", "4", text, used.bound, "-"],
+        ["price", "-", "1", "-", "-", "-"],
+    ]
+    assert main(["services", "ls", "--json", *where]) == exits.OK
+    limits = [json.loads(line)["limits"] for line in capsys.readouterr().out.splitlines()]
+    assert limits == [msgspec.structs.asdict(used), None]
+
+
+@pytest.mark.loopback
+def test_a_service_is_shown_with_its_limits_and_with_what_bounds_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits = {"running_max": 3, "queue_length_max": 100, "requests_per_s": 0.001}
+    with (
+        Pair(tmp_path, settings={"services": {"mail.*": limits}}) as pair,
+        Worker(pair.endpoints, "mail.eu", lambda request: b"sent", version="1.4"),
+        ThreadPoolExecutor() as pool,
+    ):
+        pair.start()
+        client = pair.client(timeout=600)
+        for _ in range(3):
+            pool.submit(client.request, "mail.eu", b"")
+        pair.primary.wait_for(
+            "one of three requests has been sent, the others wait",
+            lambda state: [(each.answered, each.held_back) for each in state.broker.services] == [(1, 2)],
+        )
+        where = ("--endpoints", ",".join(pair.endpoints))
+        text, bound = "running 0 of 3, queue 2 of 100, 0.001 a second", "requests_per_s 0.001: 2 wait"
+        assert main(["services", "show", "mail.eu", *where]) == exits.OK
+        shown = capsys.readouterr().out.splitlines()
+        assert shown[:3] == ["mail.eu: 1 worker", f"limits: {text}", f"bound by {bound}"]
+        assert main(["services", "ls", *where]) == exits.OK
+        rows = [re.split(" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+        assert rows[1] == ["mail.eu", "1.4", "1", text, bound, "-"]
+        main(["status", *where])
+        rows = [re.split(" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+        heads = next(row for row in rows if row[0] == "SERVICE")
+        row = next(row for row in rows if row[0] == "mail.eu")
+        assert dict(zip(heads, row, strict=True))["BOUND BY"] == bound
+        assert main(["services", "ls", "--endpoints", pair.endpoints[1]]) == exits.OK
+        assert "LIMITS" not in capsys.readouterr().out, "the backup does not serve"
+        client.close()
+
+
+@pytest.mark.parametrize("bound", ["", "running_max 10: 10 running, 37 wait"])
+def test_the_listing_of_bstar_status_has_a_column_of_what_bounds_services(
+    capsys: pytest.CaptureFixture[str], bound: str
+) -> None:
+    serves = node_state(service_state("mail", bound=bound), service_state("price"), is_active=True)
+    shown = status._services_table(["#1"], [serves])
+    assert shown is not None
+    print_tables(shown)
+    rows = [re.split(" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    heads = ["SERVICE", "ON", "WORKERS", "IDLE", "IN FLIGHT", "QUEUED", "ANSWERED"]
+    none = ["backup", "0", "0", "0", "0", "0"]
+    if bound:
+        assert rows == [[*heads, "BOUND BY"], ["mail", *none, bound], ["price", *none, "-"]]
+    else:
+        assert rows == [heads, ["mail", *none], ["price", *none]]
 
 
 @pytest.mark.loopback

@@ -1,6 +1,7 @@
-"""``bstar services``: what the workers of a pair say of their services.
+"""``bstar services``: what the workers of a pair say of their services, and what limits these have.
 
-Every node knows it, active or not. Of several answers the one counts whose node knows of most workers.
+Every node knows what workers say, active or not. Of several answers the one counts whose node knows of most
+workers. Limits are those of the node that serves.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import typer
 from bstar.base.printable import counted, printable
 from bstar.errors import ConfigurationError, NoActiveNodeError, RemoteProtocolError
 from bstar.security import Security
-from bstar.wire.description import Offer, Schema, ServiceSummary
+from bstar.wire.description import LimitsInUse, Offer, Schema, ServiceSummary
 from bstar.wire.mmi import NOT_FOUND, OK, Service
 from bstar_cli import exits
 from bstar_cli.options import Nodes, grouped, refuse
@@ -57,10 +58,12 @@ def offers_of(
 
 
 def _ls(nodes: Nodes, as_json: _Json = False, timeout: _Timeout = _TIMEOUT_S) -> None:
-    """List the services with their versions, workers and descriptions.
+    """List the services with their versions, workers, limits and descriptions.
 
     Two versions of one service at once, as during a rolling upgrade, are flagged. A version "none" is that of
     workers that name none: those of plain Majordomo, of earlier releases, and those without version=.
+    Limits are those that the node that serves has in services of its configuration, with what is used of
+    each; BOUND BY says what holds requests back now.
 
     Exit codes: 0 listed; 2 wrong usage, or the nodes do not let this key ask; 3 no node answers.
 
@@ -75,9 +78,8 @@ def _ls(nodes: Nodes, as_json: _Json = False, timeout: _Timeout = _TIMEOUT_S) ->
     fleet, security = nodes.fleet(), nodes.security()
     rows = []
     for number, pair in enumerate(fleet.pairs, 1):
-        answers = ask_nodes(pair.endpoints, Service.DESCRIPTIONS.value, timeout, security)
         title = pair.name or f"#{number}"
-        rows += [(each, title) for each in _best(answers, list[ServiceSummary])]
+        rows += [(each, title) for each in _summaries(pair.endpoints, timeout, security)]
     rows.sort(key=lambda row: (row[0].service, row[1]))
     is_fleet = len(fleet.pairs) > 1
     if as_json:
@@ -90,14 +92,20 @@ def _ls(nodes: Nodes, as_json: _Json = False, timeout: _Timeout = _TIMEOUT_S) ->
         typer.echo("no service is known", err=True)
         return
     shown = table(("SERVICE", *(["PAIR"] if is_fleet else []), "VERSION"), ("WORKERS",))
-    shown.add_column("DESCRIPTION")
+    limits = [each.limits for each, _ in rows if each.limits is not None]
+    is_bound = any(each.bound for each in limits)
+    for heading in (*(["LIMITS"] if limits else []), *(["BOUND BY"] if is_bound else []), "DESCRIPTION"):
+        shown.add_column(heading)
     for each, title in rows:
         mixed = "yellow" if len(each.versions) > 1 else ""
         version = cell(versions_text(each.versions), style=mixed)
         of_pair = [cell(title)] if is_fleet else []
+        used = [cell("-" if each.limits is None else _limits_text(each.limits))] if limits else []
+        bound = [cell("-" if each.limits is None else each.limits.bound or "-")] if is_bound else []
         shown.add_row(
-            cell(each.service), *of_pair, version, cell(each.workers), cell(each.description or "-")
-        )
+            cell(each.service), *of_pair, version, cell(each.workers), *used, *bound,
+            cell(each.description or "-"),
+        )  # fmt: skip
     print_tables(shown)
     for each, _ in rows:
         if text := mixture(each.versions):
@@ -105,9 +113,11 @@ def _ls(nodes: Nodes, as_json: _Json = False, timeout: _Timeout = _TIMEOUT_S) ->
 
 
 def _show(name: _Name, nodes: Nodes, as_json: _Json = False, timeout: _Timeout = _TIMEOUT_S) -> None:
-    """Show what the workers of a service say of it: version, description, and what bodies look like.
+    """Show what the workers of a service say of it (version, description, what bodies look like), and its
+    limits.
 
-    A field with a question mark may be left out; after = stands what it is then.
+    A field with a question mark may be left out; after = stands what it is then. --json prints what the
+    workers say; limits are in bstar services ls --json.
 
     Exit codes: 0 shown; 1 no node knows the service; 2 wrong usage, or the nodes do not let this key ask;
     3 no node answers.
@@ -126,6 +136,10 @@ def _show(name: _Name, nodes: Nodes, as_json: _Json = False, timeout: _Timeout =
     for each in offers:
         versions[each.version] = versions.get(each.version, 0) + each.workers
     typer.echo(f"{printable(name)}: {counted(sum(versions.values()), 'worker')}")
+    if (limits := _limits_of(name, nodes, timeout)) is not None:
+        typer.echo(f"limits: {_limits_text(limits)}")
+        if limits.bound:
+            typer.echo(f"bound by {printable(limits.bound)}")
     for each in offers:
         title = f"version {each.version}" if each.version else "no version"
         workers = counted(each.workers, "worker")
@@ -195,8 +209,45 @@ def _asked(name: str, nodes: Nodes, timeout_s: float) -> list[Offer]:
     return offers
 
 
+def _summaries(endpoints: Sequence[str], timeout_s: float, security: Security | None) -> list[ServiceSummary]:
+    """The services of a pair, as the node knows them that knows of most workers, with the limits of the node
+    that serves.
+    """
+    answers = ask_nodes(endpoints, Service.DESCRIPTIONS.value, timeout_s, security)
+    listings = _listings(answers, list[ServiceSummary])
+    limits = {each.service: each.limits for listed in listings for each in listed if each.limits is not None}
+    return [msgspec.structs.replace(each, limits=limits.get(each.service)) for each in _fullest(listings)]
+
+
+def _limits_of(name: str, nodes: Nodes, timeout_s: float) -> LimitsInUse | None:
+    label = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    listed = _summaries(nodes.fleet().pair_of(name).endpoints, timeout_s, nodes.security())
+    return next((each.limits for each in listed if each.service == label), None)
+
+
+def _limits_text(limits: LimitsInUse) -> str:
+    """Each limit, with what is used of it: ``running 10 of 10, queue 37 of 100, 5 a second``."""
+    words = (
+        (limits.running_max, f"running {limits.running} of {limits.running_max}"),
+        (limits.queue_length_max, f"queue {limits.queued} of {limits.queue_length_max}"),
+        (limits.requests_per_s, f"{limits.requests_per_s or 0:g} a second"),
+        (limits.expires_s, f"{limits.expires_s or 0:g} s in the queue"),
+    )
+    return ", ".join(text for limit, text in words if limit is not None)
+
+
 def _best(answers: Sequence[NodeAnswer], kind: type[list[T]]) -> list[T]:
-    """The answer of the node that knows of most workers.
+    """The answer of the node that knows of most workers; errors as of ``_listings``."""
+    return _fullest(_listings(answers, kind))
+
+
+def _fullest(listings: Sequence[list[T]]) -> list[T]:
+    """The one with most workers."""
+    return max(listings, key=lambda listed: sum(each.workers for each in listed))
+
+
+def _listings(answers: Sequence[NodeAnswer], kind: type[list[T]]) -> list[list[T]]:
+    """What the nodes say that can say it.
 
     NoActiveNodeError if no node answers, ConfigurationError if none lets this key ask, RemoteProtocolError if
     none can say it.
@@ -217,7 +268,7 @@ def _best(answers: Sequence[NodeAnswer], kind: type[list[T]]) -> list[T]:
         else:
             errors.append(f"{answer.endpoint}: a broker of an earlier release, which knows no descriptions")
     if found:
-        return max(found, key=lambda listed: sum(each.workers for each in listed))
+        return found
     text = "; ".join(errors)
     if any(answer.is_denied for answer in answers):
         raise ConfigurationError(text)

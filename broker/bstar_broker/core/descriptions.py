@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from bstar.wire.description import ServiceSummary, read_description
+from bstar.wire.description import LimitsInUse, ServiceSummary, read_description
 from bstar_broker.core.records import ServiceDescription, ServiceRecord
 
 # All frames that are kept. A thousand services with schemas of 16 KiB have room.
@@ -90,9 +90,9 @@ def text(service: ServiceRecord) -> str:
     return ""
 
 
-def summary(service: ServiceRecord) -> ServiceSummary:
+def summary(service: ServiceRecord, limits: LimitsInUse | None) -> ServiceSummary:
     """The service in the listing of all."""
-    return ServiceSummary(service.label, service.workers, versions(service), text(service))
+    return ServiceSummary(service.label, service.workers, versions(service), text(service), limits)
 
 
 def _most_first(service: ServiceRecord) -> Iterable[tuple[ServiceDescription, int]]:

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 
 from bstar.base.patterns import closest
 from bstar.base.token_bucket import TokenBucket
-from bstar_broker.core.settings import NO_LIMITS, ServiceLimits
+from bstar.wire.description import ServiceLimits
+from bstar_broker.core.settings import NO_LIMITS
 
 # More than any queue or credit has.
 NO_LIMIT = 1 << 62

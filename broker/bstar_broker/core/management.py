@@ -11,10 +11,12 @@ from typing import TypeVar
 import msgspec
 
 from bstar.wire import mmi
+from bstar.wire.description import LimitsInUse
 from bstar_broker.core import descriptions
 from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.records import COUNTERS, Held, ServiceRecord, WorkerRecord
 from bstar_broker.core.services import recent
+from bstar_broker.core.settings import NO_LIMITS
 from bstar_broker.core.snapshot import BrokerState, ListedWorker, NodeState, ServiceState, WorkerState
 
 # A listing longer than this is cut; the counters in mmi.state are whole.
@@ -101,7 +103,12 @@ class Management:
         if asked is mmi.Service.DESCRIPTIONS:
             if argument:
                 return _encode(descriptions.listed(ledger.services[bytes(argument)]))
-            return _encode([descriptions.summary(record) for record in _first(ledger.services.values())])
+            return _encode(
+                [
+                    descriptions.summary(record, _limits_in_use(record, now) if ledger.is_serving else None)
+                    for record in _first(ledger.services.values())
+                ]
+            )
         if asked is mmi.Service.WORKERS:
             listed = self._workers_of(bytes(argument), pictures) if argument else ledger.workers.values()
             return _encode([worker_state(worker, now) for worker in _first(listed)])
@@ -175,6 +182,22 @@ def broker_state(ledger: Ledger, now: float) -> BrokerState:
     )
 
 
+def _held_back(record: ServiceRecord, now: float) -> str:
+    """What holds its requests back because of its limits; "" if nothing does."""
+    return "" if record.throttle is None else record.throttle.why(record.queued, now)
+
+
+def _limits_in_use(record: ServiceRecord, now: float) -> LimitsInUse | None:
+    if record.limits == NO_LIMITS:
+        return None
+    return LimitsInUse(
+        **msgspec.structs.asdict(record.limits),
+        running=0 if record.throttle is None else record.throttle.running,
+        queued=record.queue.length,
+        bound=record.bound(_held_back(record, now)),
+    )
+
+
 def _age_s(since: float, now: float) -> float:
     """The time since then; 0 if it never happened."""
     return 0.0 if since == math.inf else round(max(0.0, now - since), 3)
@@ -184,8 +207,7 @@ def _service_state(record: ServiceRecord, held: Held, now: float) -> ServiceStat
     waiting_since = min(
         (item.accepted_at for queue in record.queues for item in queue.heads()), default=math.inf
     )
-    tally, throttle, queued = record.tally, record.throttle, record.queued
-    held_back = "" if throttle is None else throttle.why(queued, now)
+    tally, queued, held_back = record.tally, record.queued, _held_back(record, now)
     return ServiceState(
         service=record.label,
         workers=record.workers,

@@ -16,12 +16,13 @@ import msgspec
 
 from bstar.base.printable import printable
 from bstar.wire import front, native
+from bstar.wire.description import ServiceLimits
 from bstar.wire.dialect import BrokerCodec, ClientCodec, Envelope
 from bstar.wire.messages import NO_PROCESS, Process
 from bstar.wire.progress import Progress
 from bstar_broker.core.limits import Throttle
 from bstar_broker.core.queues import FairQueue
-from bstar_broker.core.settings import NO_LIMITS, ServiceLimits
+from bstar_broker.core.settings import NO_LIMITS
 
 # How a request ends at a node. A service counts each outcome under this name.
 OUTCOMES = (

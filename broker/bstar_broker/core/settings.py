@@ -4,17 +4,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from bstar.wire.description import ServiceLimits
 from bstar.wire.limits import FRAMES_MAX, MESSAGE_BYTES_MAX
-
-
-class ServiceLimits(msgspec.Struct, frozen=True):
-    """The limits of services that match one pattern (``limits``); None: no limit of their own."""
-
-    running_max: int | None = None
-    requests_per_s: float | None = None
-    queue_length_max: int | None = None
-    expires_s: float | None = None
-
 
 NO_LIMITS = ServiceLimits()
 

@@ -36,17 +36,40 @@ class Offer(Description, frozen=True, omit_defaults=True):
     workers: int = 0
 
 
+class ServiceLimits(msgspec.Struct, frozen=True):
+    """The limits that an operator sets a service (``services`` of the configuration); None: no limit of its
+    own.
+    """
+
+    running_max: int | None = None
+    requests_per_s: float | None = None
+    queue_length_max: int | None = None
+    expires_s: float | None = None
+
+
+class LimitsInUse(ServiceLimits, frozen=True, kw_only=True):
+    """The same, and what is used of them: ``running`` requests count against ``running_max``, and ``queued``
+    against ``queue_length_max``. ``bound``: what bounds the service now, for people; "" if nothing does.
+    """
+
+    running: int
+    queued: int
+    bound: str
+
+
 class ServiceSummary(msgspec.Struct, frozen=True, omit_defaults=True):
     """An entry of the answer to ``mmi.descriptions`` without a name.
 
     ``versions`` counts the workers of each version, those without one under ""; empty if none has one.
-    ``description``: how most workers describe it.
+    ``description``: how most workers describe it. ``limits``: None if it has none, or if this node does not
+    serve.
     """
 
     service: str
     workers: int
     versions: dict[str, int] = {}
     description: str = ""
+    limits: LimitsInUse | None = None
 
 
 def encode_description(description: Description) -> bytes:
