@@ -14,6 +14,7 @@ from typing import Any, Self
 import pytest
 
 import bstar
+from bstar.base.patterns import closest
 from bstar.errors import (
     BstarError,
     BusyError,
@@ -241,6 +242,44 @@ def test_a_node_that_accepts_alone_without_an_arbiter_logs_a_warning(tmp_path: P
         lines = [json.loads(line) for line in (tmp_path / "primary.log").read_text().splitlines()]
     told = [line["level"] for line in lines if "accept without endpoints.arbiter" in line["event"]]
     assert told == ["warning"] * (when_alone == "accept")
+
+
+@pytest.mark.parametrize(
+    ("patterns", "overlaps"),
+    [
+        (["*", "mail.*", "mail.eu"], [("mail.*", "*"), ("mail.eu", "mail.*")]),
+        (["mail.eu", "mail.*", "*"], [("mail.eu", "mail.*"), ("mail.*", "*")]),
+        (["mail*", "mail.*"], [("mail.*", "mail*")]),
+        (["mail", "mail.*", "price"], []),
+    ],
+)
+def test_patterns_of_services_that_overlap_are_named_with_the_one_that_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], patterns: list[str], overlaps: list[tuple[str, str]]
+) -> None:
+    main(["sample-config"])
+    entries = json.dumps({pattern: {"running_max": 1} for pattern in patterns})
+    file = tmp_path / "primary.yaml"
+    file.write_text(capsys.readouterr().out.replace("\nservices: {}\n", f"\nservices: {entries}\n", 1))
+    assert main(["check-config", str(file)]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if "services:" in line] == [
+        f"{file}: services: what matches {inner} has its limits alone, not those of {outer}"
+        for inner, outer in overlaps
+    ]
+    for inner, _ in overlaps:
+        assert closest(inner.removesuffix("*").encode(), patterns) == inner
+
+
+def test_two_nodes_with_other_limits_of_a_service_are_no_pair(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = []
+    for role, running_max in (("primary", 1), ("backup", 2)):
+        main(["sample-config", "--role", role])
+        entries = f"services: {{mail: {{running_max: {running_max}}}}}"
+        files.append(tmp_path / f"{role}.yaml")
+        files[-1].write_text(capsys.readouterr().out.replace("services: {}", entries, 1))
+    assert main(["check-config", *map(str, files)]) == 2
+    assert "services" in capsys.readouterr().err
 
 
 def test_two_of_the_same_role_are_no_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

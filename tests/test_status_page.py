@@ -351,6 +351,20 @@ def test_services_have_their_versions_and_descriptions(browser: Browser, width: 
 
 
 @pytest.mark.loopback
+def test_what_bounds_a_service_is_a_line_of_the_page(browser: Browser) -> None:
+    node = FakeNode()
+    bound = "running_max 10: 10 running, 37 wait"
+    node.state = node_state(service_state("mail", bound=bound), service_state("price"))
+    with running(node) as site:
+        shown = show(browser, site)
+        wait(shown, "document.querySelector('#notes li') !== null")
+        lines = "[...document.querySelectorAll('#notes li')].map(line => line.textContent)"
+        assert shown.evaluate(lines) == [f"Service mail: {bound}."]
+        node.state = node_state(service_state("mail"), service_state("price"))
+        wait(shown, "document.querySelector('#notes li') === null")
+
+
+@pytest.mark.loopback
 def test_the_peer_s_bar_begins_with_what_the_node_has_heard_and_is_pale_before(browser: Browser) -> None:
     node = BusyNode()
     now_us, hour_us = time.time_ns() // 1_000, 3_600_000_000

@@ -60,7 +60,7 @@ def check_config(
     for file, settings in zip(files, loaded, strict=True):
         typer.echo(f"{file}: right, the {settings.role} of the pair {settings.pair}")
         for inner, outer in overlaps(settings.services):
-            typer.echo(f"{file}: services: what {inner} matches has its limits, and none of those of {outer}")
+            typer.echo(f"{file}: services: what matches {inner} has its limits alone, not those of {outer}")
     if len(loaded) == 2:
         typer.echo("the two are a pair")
 
