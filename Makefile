@@ -134,7 +134,7 @@ else
 	  $(if $(HOURS),--hours $(HOURS)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(MOOD),--mood $(MOOD)) \
 	  $(if $(PACE),--pace $(PACE)) $(if $(PROFILE),--profile $(PROFILE)) $(if $(ARBITER),--arbiter $(ARBITER)) $(if $(FLEET),--fleet $(FLEET)) \
 	  $(if $(KEYS),--keys $(KEYS)) \
-	  $(if $(PIRATES),--pirates $(PIRATES)) $(if $(EMQ),--emq $(EMQ)) \
+	  $(if $(PIRATES),--pirates $(PIRATES)) $(if $(EMQ),--emq $(EMQ)) $(if $(LIMIT),--limit $(LIMIT)) \
 	  $(if $(PAIRS),--pairs $(PAIRS)) $(if $(PROCESSES),--processes $(PROCESSES)) $(if $(TRACE),--trace)
 endif
 

@@ -17,9 +17,10 @@ from bstar.star.cut_off import LONE_PATIENCE, PATIENCE, SETTLING
 from bstar.star.peer import PeerView
 from bstar.wire import native_broker
 from bstar_broker.core.endings import Endings
-from bstar_broker.core.records import Accepted
+from bstar_broker.core.records import Accepted, WorkerRecord
 from bstar_client.core.native.reply_reader import ReplyReader
 from bstar_client.core.plain.rota import Rota
+from bstar_client.core.worker.jobs import Jobs
 from bstar_client.core.worker.session import WorkerCore
 from sim.__main__ import main
 from sim.checks import Violation
@@ -87,6 +88,28 @@ def test_no_invariant_breaks_whatever_happens(seed: int, mood: Mood) -> None:
     assert outcome.violation is None, f"{outcome.violation}\nrepeat: make sim SEED={seed} MOOD={mood.value}"
     assert outcome.counts["faults"] > 10, "a run without faults proves nothing"
     assert outcome.counts["call answered"] > 100, "a run without traffic proves nothing"
+
+
+@pytest.mark.parametrize("mood", Mood)
+def test_no_invariant_breaks_under_a_limit(mood: Mood) -> None:
+    setup = setup_of(4, mood=mood, profile="lan", keys=False, pirates=False, emq=False, limit=True)
+    outcome = play(setup)
+
+    repeat = f"make sim SEED=4 MOOD={mood.value} PROFILE=lan KEYS=off PIRATES=no EMQ=no LIMIT=yes"
+    assert outcome.violation is None, f"{outcome.violation}\nrepeat: {repeat}"
+    assert outcome.counts["given out at the limit"] > 10, "a run that does not reach its limit proves nothing"
+
+
+def test_a_quarter_of_the_runs_with_one_pair_have_a_limit_and_the_others_are_what_they_would_be() -> None:
+    setups = [setup_of(seed, fleet=False) for seed in range(300)]
+    assert 0.2 < sum(setup.running_max is not None for setup in setups) / len(setups) < 0.3
+    for seed in range(20):
+        without, limited = setup_of(seed, fleet=False, limit=False), setup_of(seed, fleet=False, limit=True)
+        assert limited.running_max is not None
+        changes = {"running_max": None, "workers": without.workers, "calls_per_s": without.calls_per_s}
+        assert msgspec.structs.replace(limited, **changes) == without
+    assert setup_of(1, fleet=True, limit=True).running_max is None
+    assert calm_setup_of(5).running_max is None
 
 
 def test_one_seed_is_one_run_to_the_last_digit() -> None:
@@ -257,7 +280,7 @@ def test_a_promoted_backup_serves_and_a_primary_that_comes_back_stands_by() -> N
 def first_violation(mood: Mood, seeds: range, *, storm_s: float = math.inf) -> Outcome:
     """Of the first seed that breaks a rule. ``storm_s`` cuts storms that are longer."""
     for seed in seeds:
-        setup = setup_of(seed, mood=mood, profile="lan", keys=False, pirates=False, emq=False)
+        setup = setup_of(seed, mood=mood, profile="lan", keys=False, pirates=False, emq=False, limit=False)
         faults = tuple(fault for fault in setup.faults if fault.at < storm_s)
         outcome = play(msgspec.structs.replace(setup, storm_s=min(setup.storm_s, storm_s), faults=faults))
         if outcome.violation is not None:
@@ -336,7 +359,7 @@ def test_a_build_whose_workers_never_follow_a_pair_below_what_a_liar_made_of_it_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("bstar_client.core.worker.fence.EPOCH_STEP_MAX", 2**64)
-    assert play(setup_of(16, pirates=False, emq=False)).rule == "f"
+    assert play(setup_of(16, pirates=False, emq=False, limit=False)).rule == "f"
 
 
 def test_the_shrinker_leaves_only_faults_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -581,6 +604,42 @@ def test_a_build_whose_clients_miss_no_parts_is_caught(monkeypatch: pytest.Monke
 
     with pytest.raises(Violation, match=r"\(c\)"):
         runs()
+
+
+def while_the_role_moves_under_a_limit() -> Simulation:
+    """A node dies while handlers run that its peer has not heard of. They outlive it."""
+    workers = tuple((f"worker{number}", "native", 2, 0.2) for number in range(1, 5))
+    simulation = pair(workers=workers, running_max=3, calls_per_s=1.0)
+    for _ in range(4):
+        [active] = simulation.checks.serving()
+        [passive] = [node for node in simulation.nodes if node is not active]
+        there, here = (node.node.broker.ledger.workers for node in (active, passive))
+        while sum(each.held for each in there.values()) < 3 or any(each.elsewhere for each in here.values()):
+            simulation.run_for(0.01)
+        befall(simulation, Kind.CRASH, active.name, 1.0)
+        simulation.run_for(6.0)
+    return simulation
+
+
+def test_a_limit_holds_when_the_role_moves() -> None:
+    counts = while_the_role_moves_under_a_limit().checks.counts
+    assert counts["activations"] == 5
+    assert counts["given out at the limit"] > 10
+    assert counts["given out beside what the other node gave out"] > 0
+
+
+def test_a_build_whose_workers_do_not_say_what_they_still_execute_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Jobs, "elsewhere", lambda self, connection: 0)
+    with pytest.raises(Violation, match=r"^\(p\)"):
+        while_the_role_moves_under_a_limit()
+
+
+def test_a_build_that_does_not_wait_for_what_workers_say_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WorkerRecord, "weight", lambda self, epoch: self.held + (self.elsewhere or 0))
+    with pytest.raises(Violation, match=r"^\(p\)"):
+        while_the_role_moves_under_a_limit()
 
 
 PLAIN = (("client1", "mdp02"), ("client2", "mdp01"), ("client3", "mdp02"), ("client4", "mdp01"))

@@ -63,6 +63,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="with peers of EventMQ or without (default: a third of the rest with)",
     )
     parser.add_argument(
+        "--limit", choices=["yes", "no"], help="with running_max or without (default: a quarter with)"
+    )
+    parser.add_argument(
         "--keys",
         choices=["on", "off", "some"],
         default="some",
@@ -92,19 +95,24 @@ def _setup(seed: int, options: argparse.Namespace) -> Setup:
         keys=of(options.keys),
         pirates=of(options.pirates),
         emq=of(options.emq),
+        limit=of(options.limit),
     )
 
 
 def _play(seed: int, options: argparse.Namespace) -> Result:
     outcome = play(_setup(seed, options))
-    counts = {**outcome.counts, "runs with keys": int(outcome.setup.has_keys)}
+    counts = {
+        **outcome.counts,
+        "runs with keys": int(outcome.setup.has_keys),
+        "runs with a limit": int(outcome.setup.running_max is not None),
+    }
     return Result(seed, outcome.violation or "", outcome.simulated_s, counts, outcome.dual_s_max)
 
 
 def command(setup: Setup, faults: tuple[int, ...] | None, options: argparse.Namespace) -> str:
     """What repeats this run."""
     words = [f"make sim SEED={setup.seed}"]
-    names = ("pace", "mood", "profile", "arbiter", "fleet", "keys", "pirates", "emq")
+    names = ("pace", "mood", "profile", "arbiter", "fleet", "keys", "pirates", "emq", "limit")
     chosen = {name: getattr(options, name) for name in names}
     defaults = {None, "some", "dense"}
     words += [f"{name.upper()}={value}" for name, value in chosen.items() if value not in defaults]
@@ -218,6 +226,10 @@ def _summarise(counts: Counter[str], dual_s_max: float) -> None:
         f"outsiders, {counts['fault KEY_WITHDRAWN']} keys withdrawn and listed again, "
         f"{counts['sent to silent successors']} messages to who claimed a "
         "routing id and was silent"
+    )
+    print(
+        f"limits:   {counts['runs with a limit']} runs, {counts['given out at the limit']} requests given "
+        f"out at it, {counts['given out beside what the other node gave out']} beside those of the other node"
     )
     print(
         f"executed: {counts['executions']}, of them repeated {counts['repeated executions']}; "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from bstar.errors import (
@@ -16,6 +16,7 @@ from bstar.errors import (
     OutcomeUnknownError,
     PairError,
 )
+from bstar.wire.native import NAME_BYTES
 from bstar.wire.refusals import REFUSALS
 from bstar_broker.core import BrokerSettings, Send
 from bstar_broker.core.records import Accepted
@@ -58,6 +59,8 @@ class Checks:
         self.limits = limits
         self.nodes: Sequence[SimNode] = ()
         self.clients: Sequence[SimClient | SimEmqClient] = ()
+        self.workers: Sequence[SimWorker] = ()
+        self.running_max: int | None = None
         self.has_arbiter = False
         self.is_calm = False
         self.is_fenced = True  # do all workers speak the native dialect?
@@ -198,11 +201,13 @@ class Checks:
             self.counts["overlaps"] += 1
             self._look_again(self._dual_number)
 
-    def node_dispatched(self, node: SimNode) -> None:
+    def node_dispatched(self, node: SimNode, worker: bytes) -> None:
         """It gives out work: nobody else may have served for longer than a message travels. With an arbiter
         nobody else may have the right to serve at all, whatever the links are like.
         """
         self._check_alone(node, "gave out work")
+        if self.running_max is not None:
+            self._check_running(node, worker, self.running_max)
         if self.has_arbiter and not node.has_role:
             self._fail("a", f"{node.name} gave out work without the majority")
         if len(self._serving_since) < 2 and node.name in self._serving_since:
@@ -215,6 +220,32 @@ class Checks:
                     f"{node.name} gave out work after {name} had served for {self.world.now - since:.3f} s "
                     "with a sound peer link",
                 )
+
+    def _check_running(self, node: SimNode, routing_id: bytes, running_max: int) -> None:
+        """(p) it has given out a request: so many may be with the workers that are registered at it."""
+        records = node.node.broker.ledger.workers
+        given = records.get(routing_id)
+        if given is None or given.service.throttle is None or self._last != (node, node.runs):
+            return  # two serve, and workers may obey the other one
+        held = 0
+        connections: defaultdict[str, set[int]] = defaultdict(set)
+        for record in records.values():
+            if record.service is given.service:
+                held += record.held
+                connections[record.label].add(int.from_bytes(record.keepalive[NAME_BYTES:]))
+        beside = sum(
+            worker.running_beside(connections[worker.label])
+            for worker in self.workers
+            if worker.label in connections and not worker.has_lied
+        )
+        self.counts["given out at the limit"] += held + beside == running_max
+        self.counts["given out beside what the other node gave out"] += beside > 0
+        if held + beside > running_max:
+            self._fail(
+                "p",
+                f"{node.name} gave out a request: workers have {held} of it and run {beside} others, of "
+                f"{running_max} at most",
+            )
 
     def node_leased(self, node: SimNode) -> None:
         """Its majority lasts longer than before."""

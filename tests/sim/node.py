@@ -88,8 +88,8 @@ class NodeWatcher(Protocol):
     def node_changed(self, node: SimNode) -> None:
         """Whether it serves may have changed."""
 
-    def node_dispatched(self, node: SimNode) -> None:
-        """It gives a request to a worker."""
+    def node_dispatched(self, node: SimNode, worker: bytes) -> None:
+        """It gives a request to the worker with this routing id."""
 
     def node_leased(self, node: SimNode) -> None:
         """It may serve for longer than before."""
@@ -591,7 +591,7 @@ class SimNode(Process):
             output = pending.popleft()
             if isinstance(output, Send):
                 if type(output) is Dispatch:
-                    self._watcher.node_dispatched(self)
+                    self._watcher.node_dispatched(self, output.frames[0])
                 pending.extendleft(reversed(self._send(output)))
             elif isinstance(output, FrontSend):
                 pending.extendleft(reversed(self._send_through_front(output)))

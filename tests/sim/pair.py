@@ -5,6 +5,7 @@ from __future__ import annotations
 from bstar.pair.shell import LAST_WORD_S
 from bstar.settings.timing import Timing
 from bstar.star import Role
+from bstar.wire.description import ServiceLimits
 from bstar_broker.core import BrokerSettings
 from sim.arbiter import ArbiterLink, SimArbiter
 from sim.checks import Checks
@@ -35,7 +36,7 @@ class SimPair:
         keys: KeyList | None = None,
     ) -> None:
         self.name = name
-        limits = limits or small_limits(timing)
+        limits = limits or small_limits(timing, setup.running_max)
         self.checks = checks(world, setup.mood, limits)
         primary, backup, arbiter = names_of(name)
         self.primary, self.backup = self.nodes = tuple(
@@ -79,6 +80,8 @@ class SimPair:
         plain_expiry_s = timing.mdp_heartbeat_interval_s * timing.mdp_liveness
         # Half-open connections are found by heartbeats, then workers come back after a pause.
         self.recovery_s = 10 * timeout_max_s + 3 * worker_expiry_s + 8.0
+        if setup.running_max is not None:
+            self.recovery_s += worker_expiry_s  # a node that has just started waits for its workers
         if setup.is_plain:
             self.recovery_s += 3 * plain_expiry_s + 10.0
         if "emq" in setup.fronts:
@@ -89,6 +92,7 @@ class SimPair:
             self.settle_bound_s += LAST_WORD_S + RESTART_MAX_S
         self.checks.nodes = self.nodes
         self.checks.has_arbiter = setup.has_arbiter
+        self.checks.running_max = setup.running_max
         self.checks.settle_s = self.settle_s
         self.checks.recovery_s = self.checks.begins_until = self.recovery_s
         self.checks.travel_s_max = self.travel_s_max
@@ -104,8 +108,8 @@ class SimPair:
         return [*self.nodes, *([] if self.arbiter is None else [self.arbiter])]
 
 
-def small_limits(timing: Timing) -> BrokerSettings:
-    """Small tables, so that they get full."""
+def small_limits(timing: Timing, running_max: int | None = None) -> BrokerSettings:
+    """Small tables, so that they get full; ``running_max``: that of the service work, if it has one."""
     return BrokerSettings(
         worker_heartbeat_interval_s=timing.worker_heartbeat_interval_s,
         worker_liveness=timing.worker_liveness,
@@ -119,4 +123,5 @@ def small_limits(timing: Timing) -> BrokerSettings:
         workers_max=12,
         queue_length_max=30,
         requests_per_client_max=25,
+        services={} if running_max is None else {"work": ServiceLimits(running_max=running_max)},
     )

@@ -150,6 +150,7 @@ class Simulation:
         for pair in listed:
             pair.checks.clients = list(self.clients.values())
             of_pair = [worker for worker in self.workers.values() if worker.pair == pair.name]
+            pair.checks.workers = [worker for worker in of_pair if isinstance(worker, SimWorker)]
             pair.checks.is_fenced = all(worker.is_native for worker in of_pair)
             if setup.fleet is not None:
                 pair.checks.services = {worker.service.encode() for worker in of_pair}

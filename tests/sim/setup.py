@@ -24,6 +24,8 @@ FLEET_SHARE = 1 / 8
 ASK_ALL_SHARE = 1 / 2
 ASK_ALL = 0.08
 KEYS_SHARE = 1 / 2
+# Of all dense runs with one pair, those whose service has a limit on what workers have at once.
+LIMIT_SHARE = 1 / 4
 PIRATES_SHARE = 1 / 3
 EMQ_SHARE = 1 / 3
 # Of the runs with peers of EventMQ.
@@ -71,6 +73,8 @@ class Setup(msgspec.Struct, frozen=True):
     has_store: bool = False
     # How often a native client also asks each worker of a service.
     ask_all: float = 0.0
+    # So many requests may be with workers at once; None: any number.
+    running_max: int | None = None
     # A calm run: all times between processes are so many times those of the profile. 0: a dense run.
     slowness: float = 0.0
 
@@ -120,6 +124,7 @@ class Setup(msgspec.Struct, frozen=True):
             *(f"{FRONTS[front]} among them" for front in self.fronts),
             *(["a durable store"] if self.has_store else []),
             *(["clients ask all workers"] if self.ask_all else []),
+            *([f"at most {self.running_max} requests with workers"] if self.running_max else []),
         ]
         if self.is_calm:
             words.append(f"{self.slowness:g} times slower, {self.storm_s / 3600:g} hours")
@@ -147,6 +152,7 @@ def setup_of(
     pirates: bool | None = None,
     emq: bool | None = None,
     store: bool | None = None,
+    limit: bool | None = None,
 ) -> Setup:
     """What this seed stands for."""
     rng = random.Random(f"{seed}/setup")
@@ -215,6 +221,8 @@ def setup_of(
     is_fleet = rng.random() < FLEET_SHARE
     if is_fleet if fleet is None else fleet:
         setup = _with_pairs(setup, rng)
+    elif random.Random(f"{seed}/running max").random() < LIMIT_SHARE if limit is None else limit:
+        setup = _with_limit(setup)
     rng = random.Random(f"{seed}/keys")
     has_keys = rng.random() < KEYS_SHARE
     if has_keys if keys is None else keys:
@@ -253,8 +261,9 @@ def calm_setup_of(
     mood = drawn_mood if mood in (None, Mood.QUIET) else mood
     profile: ProfileName = rng.choice(("guide", "wan"))
     setup = setup_of(
-        seed, mood=mood, profile=profile, arbiter=arbiter, fleet=False, keys=False, pirates=False, emq=False
-    )
+        seed, mood=mood, profile=profile, arbiter=arbiter, fleet=False, keys=False, pirates=False, emq=False,
+        limit=False,
+    )  # fmt: skip
     setup = msgspec.structs.replace(
         setup,
         slowness=rng.choice(CALM_SLOWNESS),
@@ -292,6 +301,17 @@ def calm_setup_of(
     )
     has_keys = rng.random() < KEYS_SHARE
     return _with_keys(setup, rng) if (has_keys if keys is None else keys) else setup
+
+
+def _with_limit(setup: Setup) -> Setup:
+    """The same; half of what its workers take may be with them at once."""
+    # Handlers must often outlive a node, and calls must not wait for nothing but their turn.
+    return msgspec.structs.replace(
+        setup,
+        workers=tuple((*worker[:3], 0.3) for worker in setup.workers),
+        calls_per_s=setup.calls_per_s / 8,
+        running_max=max(2, sum(credit for _, _, credit, _ in setup.workers) // 2),
+    )
 
 
 def _with_front(dialect: Dialect, setup: Setup, rng: random.Random) -> Setup:

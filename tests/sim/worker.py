@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -69,6 +69,7 @@ class SimWorker(LinkOwner):
         self._expiry_s = 0.0
         self.slowness = 1.0
         self.lie = 0  # what it adds to the epochs that it claims
+        self.has_lied = False  # in this run
         self.has_ended = False
         # So long after it has ended because its handlers are stuck, its supervisor starts it again.
         self.restart_s: float | None = None
@@ -90,7 +91,7 @@ class SimWorker(LinkOwner):
         """A new run: a new worker object."""
         self.boot()
         self.epoch_seen = 0
-        self.has_ended = False
+        self.has_ended = self.has_lied = False
         for queue in (self._messages, self._changes, self._results, self._begun_by_core):
             queue.clear()
         self._handling.clear()
@@ -196,6 +197,7 @@ class SimWorker(LinkOwner):
         head = frames[0]
         if not self.is_native or head[2] not in (_READY, _HEARTBEAT, _STALE_EPOCH):
             return frames
+        self.has_lied = True
         epoch = min(int.from_bytes(head[_EPOCH], "big") + self.lie, 2**64 - 1)
         return [head[: _EPOCH.start] + epoch.to_bytes(8, "big") + head[_EPOCH.stop :], *frames[1:]]
 
@@ -252,6 +254,12 @@ class SimWorker(LinkOwner):
             self.start()
 
     # --- handlers -----------------------------------------------------------------------------------------
+
+    def running_beside(self, connections: Collection[int]) -> int:
+        """How many handlers run for requests that came by other connections than these."""
+        if not self.is_alive:
+            return 0
+        return sum(not job.is_abandoned and job.connection not in connections for job in self._handling)
 
     def _go_on(self) -> None:
         """Call a handler for each free thread, as long as there is something to do."""
