@@ -96,12 +96,14 @@ class Execution:
 
 
 class WorkerProcess(Process):
-    """A worker that records its executions."""
+    """A process of ``workers`` workers that records their executions."""
 
-    def __init__(self, number: int, pair: BrokerPair, *, work_s: float) -> None:
+    def __init__(self, number: int, pair: BrokerPair, *, work_s: float, workers: int = 1) -> None:
         self.number = number
+        self.workers = workers
         self._record = pair.folder / f"worker-{number}.jsonl"
-        argv = (sys.executable, str(_WORKER), SERVICE, str(self._record), str(work_s), *pair.endpoints)
+        what = (SERVICE, str(self._record), str(work_s), str(workers))
+        argv = (sys.executable, str(_WORKER), *what, *pair.endpoints)
         super().__init__(f"worker-{number}", argv, folder=pair.folder)
 
     def executions(self) -> list[Execution]:
@@ -332,17 +334,17 @@ class Pair(BrokerPair):
         super().__init__(folder, Profile(timing), **options)
         self.timing = timing
 
-    def add_workers(self, count: int, *, work_s: float = 0.002) -> None:
-        """Start workers and wait until every node that runs knows them all."""
+    def add_workers(self, count: int, *, work_s: float = 0.002, each: int = 1) -> None:
+        """Start so many processes of ``each`` workers and wait until every node that runs knows them all."""
         for _ in range(count):
-            worker = WorkerProcess(len(self.workers), self, work_s=work_s)
+            worker = WorkerProcess(len(self.workers), self, work_s=work_s, workers=each)
             self.workers += (worker,)
             worker.launch()
         self.wait_for_workers()
 
     def wait_for_workers(self) -> None:
         """Wait until every node that runs knows every worker that runs."""
-        count = sum(worker.is_running for worker in self.workers)
+        count = sum(worker.workers for worker in self.workers if worker.is_running)
         for node in self.nodes:
             if node.is_running:
                 node.wait_for_workers(count)
