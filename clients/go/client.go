@@ -180,7 +180,7 @@ func (c *Client) Call(ctx context.Context, service string, frames [][]byte, give
 	if o.window != 0 || o.isUnordered {
 		return nil, errors.New("Window and Unordered are for Map")
 	}
-	ended := make(chan *call, 1)
+	ended := make(chan []*call, 1)
 	made, err := c.newCall(ctx, service, frames, o, ended)
 	if err != nil {
 		return nil, err
@@ -211,7 +211,7 @@ func errClosed() error {
 }
 
 // await waits for the end of a call; false if the client was closed before it had the call.
-func (c *Client) await(ended <-chan *call) bool {
+func (c *Client) await(ended <-chan []*call) bool {
 	select {
 	case <-ended:
 		return true
@@ -237,7 +237,7 @@ func callOptionsOf(given []CallOption) (callOptions, error) {
 }
 
 func (c *Client) newCall(
-	ctx context.Context, service string, frames [][]byte, o callOptions, ended chan<- *call,
+	ctx context.Context, service string, frames [][]byte, o callOptions, ended chan<- []*call,
 ) (*call, error) {
 	if len(service) < 1 || len(service) > serviceBytesMax {
 		return nil, fmt.Errorf("the name of a service has 1 to %d bytes", serviceBytesMax)
@@ -324,7 +324,7 @@ func (c *Client) run() {
 			followed := s.followed
 			s.step(now)
 			if s.followed != followed {
-				c.options.log.Info("bstar client", "nodes", s.describe())
+				c.options.log.Info("bstar client: the node that it follows has changed", "nodes", s.describe())
 			}
 		}
 		for _, node := range s.hangUps {
@@ -333,16 +333,26 @@ func (c *Client) run() {
 		for _, each := range s.sends {
 			c.links.send(each.node, each.frames)
 		}
-		for _, each := range s.ended {
-			each.ended <- each
-		}
+		deliver(s.ended)
 		clear(s.sends)
-		clear(s.ended)
-		s.hangUps, s.sends, s.ended = s.hangUps[:0], s.sends[:0], s.ended[:0]
+		s.hangUps, s.sends, s.ended = s.hangUps[:0], s.sends[:0], nil
 		if isClosing {
 			c.links.stop()
 			return
 		}
+	}
+}
+
+// deliver tells callers of ended calls. What ended together for one Map is told together, so that it begins as many
+// others together.
+func deliver(ended []*call) {
+	for len(ended) > 0 {
+		count := 1
+		for count < len(ended) && ended[count].ended == ended[0].ended {
+			count++
+		}
+		ended[0].ended <- ended[:count]
+		ended = ended[count:]
 	}
 }
 
@@ -397,7 +407,7 @@ func (c *Client) Map(
 		defer stop()
 		m := &mapping{
 			client: c, ctx: ctx, service: service, options: o, next: next,
-			ended: make(chan *call, o.window), underWay: map[int]*call{}, done: map[int]Outcome{},
+			ended: make(chan []*call, o.window), underWay: map[int]*call{}, done: map[int]Outcome{},
 		}
 		defer m.giveUp()
 		for m.fill() {
@@ -416,7 +426,7 @@ type mapping struct {
 	service  string
 	options  callOptions
 	next     func() ([]byte, bool)
-	ended    chan *call
+	ended    chan []*call
 	underWay map[int]*call
 	done     map[int]Outcome // not yet yielded
 	taken    int
@@ -475,8 +485,8 @@ func (m *mapping) wait() {
 		over = nil
 	}
 	select {
-	case made := <-m.ended:
-		m.take(made)
+	case ended := <-m.ended:
+		m.take(ended)
 	case <-over:
 		m.giveUp()
 	case <-m.client.closed:
@@ -489,21 +499,23 @@ func (m *mapping) wait() {
 func (m *mapping) takeAll() {
 	for {
 		select {
-		case made := <-m.ended:
-			m.take(made)
+		case ended := <-m.ended:
+			m.take(ended)
 		default:
 			return
 		}
 	}
 }
 
-func (m *mapping) take(made *call) {
-	outcome := Outcome{Index: made.index, Err: made.err}
-	if outcome.Err == nil {
-		outcome.Body, outcome.Err = single(made.reply)
+func (m *mapping) take(ended []*call) {
+	for _, made := range ended {
+		outcome := Outcome{Index: made.index, Err: made.err}
+		if outcome.Err == nil {
+			outcome.Body, outcome.Err = single(made.reply)
+		}
+		m.done[made.index] = outcome
+		delete(m.underWay, made.index)
 	}
-	m.done[made.index] = outcome
-	delete(m.underWay, made.index)
 }
 
 func (m *mapping) giveUp() {

@@ -2,6 +2,7 @@ package bstar
 
 import (
 	"context"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -94,6 +95,8 @@ func (l *links) take(until time.Time, closing <-chan struct{}, into []event) []e
 	case <-l.timer.C:
 	case <-closing:
 	}
+	// Who is ready to run may have something for the same message.
+	runtime.Gosched()
 	for len(into) < eventsMax {
 		select {
 		case e := <-l.events:

@@ -68,7 +68,7 @@ type call struct {
 	index int // of Map
 	reply [][]byte
 	err   error
-	ended chan<- *call
+	ended chan<- []*call
 }
 
 // mayHaveExecuted is BSN-C-09, for a call that ends now without an answer.
@@ -203,7 +203,11 @@ func (s *session) begin(c *call, now time.Time) {
 		return
 	}
 	if len(s.calls) == 0 {
+		// What the nodes said to a client without requests is old.
 		s.pingAt = earlier(s.pingAt, now.Add(s.ping))
+		if s.followed < 0 {
+			s.startSearch(now)
+		}
 	}
 	if leader := s.calls[c.identity]; leader != nil {
 		if !slices.EqualFunc(leader.frames, c.frames, slices.Equal) || (leader.flags^c.flags)&flagOnce != 0 {
@@ -551,9 +555,6 @@ func (s *session) step(now time.Time) {
 
 func (s *session) startSearch(now time.Time) {
 	s.pingAt, s.search = now, searchMin
-	if len(s.calls) == 0 {
-		s.pingAt = now.Add(pingIdle)
-	}
 	for node := range s.nodes {
 		s.nodes[node].askBy = now.Add(s.silence)
 	}

@@ -33,7 +33,7 @@ func (s *stage) ask(body string, options ...CallOption) *call {
 	if o.key != nil {
 		made.isKeyed, made.identity = true, keyedIdentity("echo", o.key)
 	}
-	made.ended = make(chan *call, 1)
+	made.ended = make(chan []*call, 1)
 	s.begin(made, s.now)
 	return made
 }
@@ -198,6 +198,24 @@ func TestAVoteIsNotRepeatedBeforeItCanSucceed(t *testing.T) {
 	s.expect("0 REQUEST x")
 }
 
+func TestANodeThatSaysNowAndRefusesGetsVotesEverLessOften(t *testing.T) {
+	s := newStage(t, 1)
+	s.connected(0, s.now)
+	s.pong(0, 4, 2, 0)
+	vote, votes := s.ask("x"), 0
+	for range 200 {
+		if len(s.sent()) > 0 {
+			votes++
+			s.notActive(0, vote, 0, 0)
+		}
+		s.pass(5 * time.Millisecond)
+		s.pong(0, 4, 2, 0)
+	}
+	if votes < 5 || votes > 10 {
+		t.Fatal(votes, "votes in a second")
+	}
+}
+
 func TestANodeThatNoRequestCanTurnActiveGetsNone(t *testing.T) {
 	s := newStage(t, 1)
 	s.connected(0, s.now)
@@ -210,6 +228,24 @@ func TestANodeThatNoRequestCanTurnActiveGetsNone(t *testing.T) {
 	}
 	s.pass(time.Second)
 	s.expectEnd(c, ErrNoActiveNode, false)
+}
+
+func TestAnIdleClientAsksTheNodesAnewBeforeItWaits(t *testing.T) {
+	s := following(t)
+	s.disconnected(0, "reset")
+	s.expect()
+	s.pass(time.Second)
+	s.pong(1, 4, 2, neverMs)
+	s.pass(time.Second)
+	s.pong(1, 4, 2, neverMs)
+	s.sends = nil
+	s.ask("x")
+	s.handleTimer(s.now)
+	if len(s.sends) != 1 {
+		t.Fatal("no PING")
+	}
+	s.pong(1, 4, 2, 0)
+	s.expect("1 REQUEST x")
 }
 
 func TestALostAttemptIsSentAgainWithItsIdentity(t *testing.T) {

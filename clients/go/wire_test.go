@@ -116,7 +116,7 @@ func FuzzNoInputEndsAClientOrAWorker(f *testing.F) {
 		frames := [][]byte{head, first, second}
 		client := newStage(t, 1)
 		client.connected(0, client.now)
-		client.begin(&call{service: "echo", frames: [][]byte{{1}}, ended: make(chan *call, 1)}, client.now)
+		client.begin(&call{service: "echo", frames: [][]byte{{1}}, ended: make(chan []*call, 1)}, client.now)
 		client.receive(0, frames, client.now)
 		client.handleTimer(client.now)
 		client.step(client.now)

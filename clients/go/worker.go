@@ -44,6 +44,9 @@ type Handler func(ctx context.Context, request *Request) ([]byte, error)
 // release is what the node shows of this library in its listing of workers.
 const release = "go-0.1"
 
+// A worker that cannot connect says so at once, and then so often.
+const reminder = time.Minute
+
 // Worker offers one service at both nodes of a pair.
 type Worker struct {
 	options  *options
@@ -53,6 +56,7 @@ type Worker struct {
 	stopping chan struct{}
 	stopped  chan struct{}
 	once     sync.Once
+	warnAt   []time.Time // of each node without a connection
 	// Ends the contexts of handlers when a drain has taken too long.
 	handlers context.Context
 	giveUp   context.CancelFunc
@@ -81,7 +85,7 @@ func NewWorker(endpoints []string, service string, handler Handler, given ...Opt
 		links: links{
 			endpoints: endpoints, keys: o.security, pauseMin: 100 * time.Millisecond, pauseMax: 5 * time.Second,
 		},
-		stopping: make(chan struct{}), stopped: make(chan struct{}),
+		stopping: make(chan struct{}), stopped: make(chan struct{}), warnAt: make([]time.Time, len(endpoints)),
 	}
 	w.handlers, w.giveUp = context.WithCancel(context.Background())
 	w.links.start()
@@ -147,7 +151,10 @@ func (w *Worker) handle(e event, now time.Time) {
 		e.do(now)
 	case w.links.isStale(e):
 	case e.connection == nil:
-		w.options.log.Debug("bstar worker: cannot connect", "service", s.service, "error", e.err)
+		if !now.Before(w.warnAt[e.node]) {
+			w.warnAt[e.node] = now.Add(reminder)
+			w.options.log.Warn("bstar worker: cannot connect", "service", s.service, "error", e.err)
+		}
 	case e.err != nil:
 		s.disconnected(e.node)
 	case e.message == nil:
@@ -159,8 +166,8 @@ func (w *Worker) handle(e event, now time.Time) {
 
 func (w *Worker) carryOut() {
 	s := w.session
-	for _, text := range s.news {
-		w.options.log.Info("bstar worker: "+text, "service", s.service)
+	for _, each := range s.news {
+		w.options.log.Info("bstar worker: "+each.text, "service", s.service, "node", w.links.endpoints[each.node])
 	}
 	for _, each := range s.keepalives {
 		if c := w.links.current[each.node]; c != nil {

@@ -2,6 +2,7 @@ package bstar
 
 import (
 	"encoding/binary"
+	"fmt"
 	"time"
 )
 
@@ -47,6 +48,11 @@ type keepalive struct {
 	timeToLive time.Duration
 }
 
+type news struct {
+	node int
+	text string
+}
+
 type workerSession struct {
 	service    string
 	credit     int
@@ -65,7 +71,7 @@ type workerSession struct {
 	hangUps    []int
 	starts     []*task
 	keepalives []keepalive
-	news       []string // for the log
+	news       []news // for the log
 }
 
 func newWorkerSession(count int, service string, credit int, name [20]byte, process []byte) *workerSession {
@@ -98,7 +104,7 @@ func (s *workerSession) connected(node int, now time.Time) {
 // disconnected: the broker gives what this connection brought to others.
 func (s *workerSession) disconnected(node int) {
 	if s.nodes[node].isRegistered {
-		s.news = append(s.news, "the connection to a node is lost")
+		s.news = append(s.news, news{node, "the registration is lost"})
 	}
 	s.nodes[node] = workerNode{}
 }
@@ -126,7 +132,7 @@ func (s *workerSession) receive(node int, frames [][]byte, now time.Time) {
 			s.claim(node, h.epoch, now)
 		}
 	case cmdDisconnect:
-		s.news = append(s.news, reasonOf(h.value))
+		s.news = append(s.news, news{node, "the node ended the registration: " + reasonOf(h.value)})
 		s.hangUp(node)
 	case cmdRequest:
 		if len(body) > 0 {
@@ -156,9 +162,9 @@ func (s *workerSession) receive(node int, frames [][]byte, now time.Time) {
 func reasonOf(reason uint32) string {
 	names := []string{"GOODBYE", "UNKNOWN", "UNEXPECTED", "INVALID", "RESERVED", "FULL", "NOT_ALLOWED"}
 	if int(reason) < len(names) {
-		return "a node ended the registration: " + names[reason]
+		return names[reason]
 	}
-	return "a node ended the registration"
+	return fmt.Sprintf("reason %d", reason)
 }
 
 func (s *workerSession) welcome(node int, h *header, body [][]byte, now time.Time) {
@@ -172,7 +178,7 @@ func (s *workerSession) welcome(node int, h *header, body [][]byte, now time.Tim
 	}
 	n := &s.nodes[node]
 	n.isRegistered, n.heartbeat, n.expiry, n.can = true, fromMs(h.value), expiry, told.can
-	s.news = append(s.news, "registered")
+	s.news = append(s.news, news{node, "registered"})
 	// The wire has tenths of a second; PING comes three times within it.
 	if timeToLive := (expiry * 3 / 4).Truncate(100 * time.Millisecond); timeToLive > 0 {
 		s.keepalives = append(s.keepalives, keepalive{node, n.keepalive, timeToLive})
@@ -345,7 +351,7 @@ func (s *workerSession) handleTimer(now time.Time) {
 			continue
 		}
 		if !now.Before(n.heardAt.Add(n.expiry)) {
-			s.news = append(s.news, "a node is silent")
+			s.news = append(s.news, news{node, "the node is silent"})
 			s.hangUp(node)
 		} else if n.isRegistered && !now.Before(n.sentAt.Add(n.heartbeat)) {
 			s.sendHeartbeat(node, now)
