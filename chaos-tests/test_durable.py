@@ -79,27 +79,79 @@ def test_durable_requests_survive_random_rounds() -> None:
             say(f"round {number} of {ROUNDS}: {what}; whole again after {time.monotonic() - began_at:.1f} s")
 
 
+def test_durable_requests_survive_random_rounds_with_an_arbiter() -> None:
+    """As above; the arbiter dies too, and the second node may die while it is alone. Somebody always leads
+    again once all are back."""
+    scenario = "random_rounds_with_an_arbiter"
+    with durable_stage(scenario.replace("_", "-"), seed=SEED, has_arbiter=True, repeat=repeat(scenario)) as run:
+        for number in range(1, ROUNDS + 1):
+            began_at = time.monotonic()
+            what = random_round_with_an_arbiter(run)
+            say(f"round {number} of {ROUNDS}: {what}; whole again after {time.monotonic() - began_at:.1f} s")
+
+
 def random_round(run: DurableStage) -> str:
     """Break something and mend it; returns what."""
     chance = run.chance
     first = chance.choice((run.leader(), run.follower()))
     victims = chance.choice(([first], [first, run.cluster.peer_of(first)]))
-    if chance.random() < 0.5:
-        point = chance.choice(OFTEN)
-        run.die(first, point, chance.randint(1, 50))
-        how = point.name
-    else:
-        time.sleep(chance.uniform(0.0, 1.0))  # the moment is what is drawn; nothing is awaited by it
-        how = "at any moment"
+    how = kill_at_a_step(run, first)
     run.kill(*victims)
-    loss = chance.choice((None, Loss.EVERYTHING, Loss.EVERYTHING, Loss.TAIL, Loss.SECTORS))
-    if loss is not None:
-        run.lose_power(loss, *victims)
+    how += cut_power(run, victims)
     if len(victims) == 1 and chance.random() < 0.5:
         time.sleep(chance.uniform(0.0, 1.5))  # the other one is alone for a while
     run.recover(*chance.sample(victims, len(victims)))
-    names = " and ".join(node.role for node in victims)
-    return f"{names} {how}" + (f", power lost: {loss.value}" if loss else "")
+    return f"{' and '.join(node.role for node in victims)} {how}"
+
+
+def random_round_with_an_arbiter(run: DurableStage) -> str:
+    """Kill a node, perhaps the arbiter, perhaps the other node once it is alone; start all in any order."""
+    chance, arbiter = run.chance, run.cluster.arbiter
+    assert arbiter is not None
+    victims = [chance.choice((run.leader(), run.follower()))]
+    is_arbiter_killed = chance.random() < 0.5
+    if is_arbiter_killed:
+        arbiter.kill()
+    how = kill_at_a_step(run, victims[0])
+    run.kill(*victims)
+    if chance.random() < 0.5:
+        if not is_arbiter_killed:
+            run.alone()
+        victims.append(run.cluster.peer_of(victims[0]))
+        how += ", then the other one " + kill_at_a_step(run, victims[1], is_alone=True)
+        run.kill(*victims)
+    how += cut_power(run, victims)
+    is_late = chance.random() < 0.5
+    if is_arbiter_killed and not is_late:
+        arbiter.launch()
+    run.restart(*chance.sample(victims, len(victims)))
+    if is_arbiter_killed and is_late:
+        arbiter.launch()
+    run.in_sync()
+    run.progress()
+    return f"{victims[0].role} {how}" + (", without the arbiter" if is_arbiter_killed else "")
+
+
+def kill_at_a_step(run: DurableStage, node: Node, *, is_alone: bool = False) -> str:
+    """Let the node die at a step, or return at any moment to have it killed; says which.
+
+    A node that is alone passes no step of replication, so it is killed at any moment.
+    """
+    if run.chance.random() < 0.5 and not is_alone:
+        point = run.chance.choice(OFTEN)
+        run.die(node, point, run.chance.randint(1, 50))
+        return point.name
+    time.sleep(run.chance.uniform(0.0, 1.0))  # the moment is what is drawn; nothing is awaited by it
+    return "at any moment"
+
+
+def cut_power(run: DurableStage, victims: list[Node]) -> str:
+    """Of these dead nodes' disks lose what was not synced, perhaps; says what."""
+    loss = run.chance.choice((None, Loss.EVERYTHING, Loss.EVERYTHING, Loss.TAIL, Loss.SECTORS))
+    if loss is None:
+        return ""
+    run.lose_power(loss, *victims)
+    return f", power lost: {loss.value}"
 
 
 # --- marks, trims and imports ---------------------------------------------------------------------------

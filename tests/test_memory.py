@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -412,6 +413,49 @@ resource.setrlimit(resource.RLIMIT_DATA, ({300 * MIB}, {300 * MIB}))
 os.execv(sys.executable, [sys.executable, "-m", "bstar_cli", *sys.argv[1:]])""",
 )
 
+# Runs a node in the control group whose folder is the first argument.
+GROUPED = (
+    sys.executable,
+    "-c",
+    """import os, sys
+with open(sys.argv[1] + "/cgroup.procs", "w") as members:
+    members.write(str(os.getpid()))
+os.execv(sys.executable, [sys.executable, "-m", "bstar_cli", *sys.argv[2:]])""",
+)
+
+
+@contextmanager
+def memory_group(name: str, size_bytes: int) -> Iterator[Path]:
+    """The folder of a new control group that may have so much memory. Skips where none can be made."""
+    top = Path("/sys/fs/cgroup")
+    if (top / "memory").is_dir():
+        top, limit = top / "memory", "memory.limit_in_bytes"
+    else:
+        limit = "memory.max"
+    group = top / f"bstar-test-{os.getpid()}-{name}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    try:
+        try:
+            (group / limit).write_text(str(size_bytes))
+        except OSError as error:
+            pytest.skip(f"no control group can bound memory here: {error}")
+        yield group
+    finally:
+        group.rmdir()
+
+
+@pytest.fixture(params=["RLIMIT_DATA of 300 MiB", "a control group of 400 MiB"])
+def limited(request: pytest.FixtureRequest) -> Iterator[dict[str, tuple[str, ...]]]:
+    """The commands of two nodes with little memory."""
+    if request.param.startswith("RLIMIT"):
+        yield {"primary": LIMITED, "backup": LIMITED}
+        return
+    with memory_group("primary", 400 * MIB) as primary, memory_group("backup", 400 * MIB) as backup:
+        yield {"primary": (*GROUPED, str(primary)), "backup": (*GROUPED, str(backup))}
+
 
 def submit_all(pair: Pair, count: int, ids: list[str], errors: list[Exception]) -> None:
     """Submit so many bodies of a megabyte, all at once; the ids of those that were acknowledged."""
@@ -424,9 +468,10 @@ def submit_all(pair: Pair, count: int, ids: list[str], errors: list[Exception]) 
 
 
 @pytest.mark.loopback
-def test_clients_with_many_large_submits_do_not_end_a_node_with_little_memory(tmp_path: Path) -> None:
+def test_clients_with_many_large_submits_do_not_end_a_node_with_little_memory(
+    tmp_path: Path, limited: dict[str, tuple[str, ...]]
+) -> None:
     """Three clients offer 240 MB at once. What is not acknowledged is refused as busy."""
-    limited = {"primary": LIMITED, "backup": LIMITED}
     with Pair(tmp_path, profile="wan", has_store=True, commands=limited) as pair:
         pair.start()
         ids: list[str] = []
