@@ -197,6 +197,21 @@ def test_what_waits_of_a_plain_client_leaves_the_queue_once_no_reply_can_reach_i
     assert desk.ledger.drops["client-gone"] == 1
 
 
+def test_queues_and_unread_replies_have_half_of_what_memory_is_left_for_them() -> None:
+    desk = Desk(queue_bytes_max=1_000)
+    waiting = desk.ledger.waiting
+    waiting.fit(10_000)
+    assert waiting.bytes_max == 1_000, "the setting"
+    waiting.unread[b"greedy"] = waiting.unread_bytes = 300
+    waiting.fit(500)
+    assert waiting.bytes_max == 400
+    assert waiting.is_heavy(b"greedy", 100)
+    assert not waiting.is_heavy(b"other", 30), "the last tenth is for others"
+    waiting.fit(-5)
+    assert waiting.bytes_max == 150, "it holds more than it may: nothing comes, and what is there leaves"
+    assert waiting.is_heavy(b"other", 1)
+
+
 @pytest.mark.loopback
 def test_queues_that_a_plain_client_has_filled_are_free_once_it_has_left() -> None:
     """What waits of a client that stays is not touched, nor is that of one that chose its routing id."""

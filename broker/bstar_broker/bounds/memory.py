@@ -57,7 +57,9 @@ def bytes_needed(settings: Settings) -> int:
 
 
 class MemoryWatch(Closing):
-    """Call ``look`` every ``LOOK_INTERVAL_S`` seconds: it sets what the broker may still take."""
+    """Call ``look`` every ``LOOK_INTERVAL_S`` seconds: it sets what the broker may still take, and what of it
+    may wait in queues and at clients that do not read.
+    """
 
     def __init__(self, ledger: Ledger, memory: Memory, *, give_back: Callable[[], None] = give_back) -> None:
         self._ledger = ledger
@@ -80,7 +82,8 @@ class MemoryWatch(Closing):
             "memory: this node may use %d MiB (%s), but its configuration allows it to hold %d MiB: "
             "limits.queue_bytes_max %d MiB, limits.message_bytes_max %d MiB times %d, "
             "limits.queue_length_max %d requests of %d bytes beside their bodies, and %d MiB for itself. "
-            "Requests are refused as busy before it is used up; lower these keys or raise the limit",
+            "Before it is used up, requests are refused as busy, and replies dropped that a client does not "
+            "read; lower these keys or raise the limit",
             least.size_bytes // _MIB,
             least.where,
             needed // _MIB,
@@ -129,7 +132,8 @@ class MemoryWatch(Closing):
             self._gave_back_at = now
             self._give_back()
             left = self._memory.left() or 0
-        # Each byte may be in memory twice for a moment: as it was received, and as it is sent.
+        self._ledger.waiting.fit(left)
+        # A half, as there.
         self._given = self._ledger.memory_left = left // 2
         self._look_at = now + min(left / _GROWTH_BYTES_PER_S, _LOOK_INTERVAL_MAX_S)
         if left <= 0 and now - self._warned_at >= _WARNING_INTERVAL_S:

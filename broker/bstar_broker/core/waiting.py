@@ -2,7 +2,8 @@
 
 The bounds are fair. The last tenth of a queue's length, and of the bytes in all queues, is for clients that
 hold less than that. So the broker refuses a flooding client before the others. Replies that a client has
-not read count as bytes that it holds.
+not read count as bytes that it holds. The bound of bytes is ``limits.queue_bytes_max``, or what half of the
+node's memory holds if that is less (``bytes_max``).
 
 Requests of a client that is gone must leave the queue. So the broker sends a PONG at intervals to each client
 with waiting requests. If its connection is gone, the shell tells the broker. Plain Majordomo has no PONG, so
@@ -42,6 +43,7 @@ class Waiting:
         "_settings",
         "_shares",
         "_until_tidy",
+        "bytes_max",
         "count",
         "deadlines",
         "size_bytes",
@@ -54,6 +56,8 @@ class Waiting:
         self._shares: dict[bytes, _Share] = {}
         self.count = 0
         self.size_bytes = 0
+        # What the queues and unread replies may hold. The shell lowers it where there is little memory.
+        self.bytes_max = settings.queue_bytes_max
         # Bytes of replies that clients have not read, of each and of all. The shell counts them.
         self.unread: dict[bytes, int] = {}
         self.unread_bytes = 0
@@ -72,14 +76,22 @@ class Waiting:
             return refusals.QUEUE_FULL
         return refusals.BYTES_FULL if self.is_heavy(client, size_bytes) else None
 
+    def fit(self, left_bytes: int) -> None:
+        """The node may use so much memory more: bound queues and unread replies by half of what they may have.
+
+        Each byte may be in memory twice for a moment: as it was received, and as it is sent.
+        """
+        room_bytes = (max(left_bytes, 0) + self.size_bytes + self.unread_bytes) // 2
+        self.bytes_max = min(self._settings.queue_bytes_max, room_bytes)
+
     @property
     def is_crowded(self) -> bool:
         """True if the queues hold a tenth of the bytes that they may."""
-        return self.size_bytes > self._settings.queue_bytes_max // _RESERVE_PART
+        return self.size_bytes > self.bytes_max // _RESERVE_PART
 
     def is_heavy(self, client: bytes, size_bytes: int) -> bool:
         """True if the queues may not hold ``size_bytes`` more of this client. A tenth is for the others."""
-        limit = self._settings.queue_bytes_max
+        limit = self.bytes_max
         total = self.size_bytes + self.unread_bytes + size_bytes
         reserve = limit // _RESERVE_PART
         if total <= limit - reserve:
