@@ -82,8 +82,8 @@ def test_durable_requests_survive_random_rounds() -> None:
 def test_durable_requests_survive_random_rounds_with_an_arbiter() -> None:
     """As above; the arbiter dies too, and the second node may die while it is alone. Somebody always leads
     again once all are back."""
-    scenario = "random_rounds_with_an_arbiter"
-    with durable_stage(scenario.replace("_", "-"), seed=SEED, has_arbiter=True, repeat=repeat(scenario)) as run:
+    again = repeat("random_rounds_with_an_arbiter")
+    with durable_stage("random-rounds-arbiter", seed=SEED, has_arbiter=True, repeat=again) as run:
         for number in range(1, ROUNDS + 1):
             began_at = time.monotonic()
             what = random_round_with_an_arbiter(run)

@@ -77,7 +77,7 @@ class Waiting:
         return refusals.BYTES_FULL if self.is_heavy(client, size_bytes) else None
 
     def fit(self, left_bytes: int) -> None:
-        """The node may use so much memory more: bound queues and unread replies by half of what they may have.
+        """The node may use so much memory more: bound queues and unread replies by half of it.
 
         Each byte may be in memory twice for a moment: as it was received, and as it is sent.
         """
