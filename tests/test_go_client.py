@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
@@ -151,12 +151,40 @@ def test_a_python_client_and_a_go_worker(trial: str) -> None:
         worker, *_ = start_workers(p, trial, 1, 100)
         replies = [reply.body for reply in client.map(SERVICE, [b"%d" % n for n in range(2_000)], window=200)]
         assert replies == [b"%d" % n for n in range(2_000)]
+        names = list(client.ask_all(SERVICE, b"x"))
         p.kill_active()
         assert client.request(SERVICE, b"x").body == b"x"
+        # The other node knows it by the same name: that of its keepalives.
+        assert names == list(client.ask_all(SERVICE, b"x"))
+        assert len(names) == 1
         with pytest.raises(DeclinedError) as caught:
             client.request(SERVICE, b"decline")
         assert (caught.value.code, caught.value.text, caught.value.data) == ("sold", "out", [7])
         assert worker.stop() == 0
+
+
+def sockets_of(process: Process) -> int:
+    """How many sockets it has open."""
+    count = 0
+    for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            count += str(descriptor.readlink()).startswith("socket:")
+    return count
+
+
+def test_what_a_stopped_go_worker_held_is_executed_elsewhere(trial: str) -> None:
+    # A stopped worker whose keepalive went on would keep its request for longer than the call lives.
+    with (
+        pair(workers=0, settings={"timing.busy_timeout_s": 300.0}) as p,
+        HAClient(p.endpoints, timeout=120) as client,
+    ):
+        (stopped,) = start_workers(p, trial, 1, 1, pause_ms=200_000)
+        stopped.wait_until(lambda: sockets_of(stopped) == 4, "has a connection and a keepalive at each node")
+        reply = client.begin(SERVICE, b"x")
+        p.active().wait_for("the worker has it", lambda state: state.broker.services[0].in_flight == 1)
+        with stopped.frozen():
+            p.start_process("other", [trial, "worker", SERVICE, "1", "0"])
+            assert reply.result().body == b"x"
 
 
 def test_the_programs_of_the_page_run(trial: str, tmp_path: Path) -> None:
