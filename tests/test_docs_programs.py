@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import runpy
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
 
 from bstar.settings.fields import FIELDS
 from bstar.wire import emq
-from bstar_client import HAClient, LazyPirateClient
-from bstar_testing import LoopbackHost
+from bstar_client import App, DeclinedError, HAClient, HandlerError, LazyPirateClient, Request
+from bstar_testing import LoopbackHost, fake
 from support.brokers import Broker, BrokerPair, broker_pair
 from support.emq_router import PublishedRouter
 from support.stored_pair import stored_pair
@@ -107,6 +110,80 @@ def test_clients_and_workers(tmp_path: Path) -> None:
         client = stack.enter_context(HAClient([node.endpoint for node in nodes], timeout=LIMIT_S))
         assert client.request("hello", b"you").body == b"HELLO YOU"
         assert [client.request("ask", b"apple").body for _ in range(2)] == [b"1", b"2"]
+
+
+class Sentry(ModuleType):
+    """Stands for the package sentry_sdk, which need not be installed."""
+
+    def init(self, *, ignore_errors: list[type[Exception]]) -> None:
+        self.reported: list[BaseException] = []
+        self._ignored = tuple(ignore_errors)
+
+    def capture_exception(self) -> None:
+        error = sys.exception()
+        assert error is not None
+        if not isinstance(error, self._ignored):
+            self.reported.append(error)
+
+
+class Clock:
+    """Stands for the module ``time``."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_recipes_around_handlers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """docs/around.md: all four around one service. Sentry is a stand-in."""
+    found = programs("around.md")
+    assert found.keys() == {"logs.py", "reports.py", "rights.py", "slow.py"}
+    assert all(len(list(filter(None, text.splitlines()))) <= 10 for text in found.values())
+    sentry = Sentry("sentry_sdk")
+    monkeypatch.setitem(sys.modules, "sentry_sdk", sentry)
+    monkeypatch.setenv("SHOP_TOKEN", "s3cret")
+    app = App()
+    names = {"logs.py": "log", "reports.py": "report", "rights.py": "admit", "slow.py": "warn"}
+    clock = Clock()
+    for file, name in names.items():
+        (tmp_path / file).write_text(found[file])
+        around = app.around(runpy.run_path(str(tmp_path / file))[name])
+        if name == "warn":
+            monkeypatch.setitem(around.__globals__, "time", clock)
+
+    @app.service("work")
+    def work(request: Request) -> bytes:
+        clock.now += float(request.body)
+        return b"done"
+
+    @app.service("parts")
+    def two(request: Request) -> Iterator[bytes]:
+        yield b"first"
+        yield b"last"
+
+    caplog.set_level(logging.INFO)
+    admitted = {"token": "s3cret"}
+    with fake(app) as client:
+        assert client.request("work", b"0", headers=admitted).body == b"done"
+        assert re.search(r"work [0-9a-f]{48} begins", caplog.text)
+        assert " ends" in caplog.text
+        assert "took" not in caplog.text
+        assert client.request("work", b"7", headers=admitted).body == b"done"
+        assert "work took 7.0 s" in caplog.text
+        assert [part.body for part in client.stream("parts", b"", headers=admitted)] == [
+            b"first",
+            b"last",
+            b"",
+        ]
+        for headers in ({}, {"token": "wrøng"}):
+            with pytest.raises(DeclinedError, match="not-allowed"):
+                client.request("work", b"0", headers=headers)
+        with pytest.raises(HandlerError, match="ValueError"):
+            client.request("work", b"?", headers=admitted)
+    assert [type(error) for error in sentry.reported] == [ValueError]
 
 
 def test_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
