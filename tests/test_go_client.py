@@ -23,7 +23,7 @@ from bstar_testing import Pair, Process, pair
 from bstar_testing.processes import environment
 
 GO = Path(__file__).parents[1] / "clients" / "go"
-LIMIT_S = 300.0
+LIMIT_S = 600.0
 SERVICE = "go.echo"
 
 pytestmark = pytest.mark.loopback

@@ -154,8 +154,8 @@ func (c *Client) Close() error {
 }
 
 // Request asks a service and returns its reply, which must have one frame; Call is for others. The context ends it:
-// its deadline is the call's, and cancelling it gives the request up. An error is a *CallError, unless an argument or
-// the form of the reply is wrong.
+// its deadline is the call's, and cancelling it gives the request up. An error is a *CallError, unless the reply has
+// several frames.
 func (c *Client) Request(ctx context.Context, service string, body []byte, given ...CallOption) ([]byte, error) {
 	reply, err := c.Call(ctx, service, [][]byte{body}, given...)
 	if err != nil {
@@ -178,7 +178,7 @@ func (c *Client) Call(ctx context.Context, service string, frames [][]byte, give
 		return nil, err
 	}
 	if o.window != 0 || o.isUnordered {
-		return nil, errors.New("Window and Unordered are for Map")
+		return nil, failed(ErrRejected, false, "Window and Unordered are for Map: the request was not sent")
 	}
 	ended := make(chan []*call, 1)
 	made, err := c.newCall(ctx, service, frames, o, ended)
@@ -231,7 +231,7 @@ func callOptionsOf(given []CallOption) (callOptions, error) {
 		option(&o)
 	}
 	if o.window < 0 {
-		return o, errors.New("a Window is 1 or more")
+		return o, failed(ErrRejected, false, "a Window is 1 or more: nothing was sent")
 	}
 	return o, nil
 }
@@ -240,14 +240,14 @@ func (c *Client) newCall(
 	ctx context.Context, service string, frames [][]byte, o callOptions, ended chan<- []*call,
 ) (*call, error) {
 	if len(service) < 1 || len(service) > serviceBytesMax {
-		return nil, fmt.Errorf("the name of a service has 1 to %d bytes", serviceBytesMax)
+		return nil, failed(ErrRejected, false, "the name of a service has 1 to %d bytes: nothing was sent", serviceBytesMax)
 	}
 	size := 0
 	for _, frame := range frames {
 		size += len(frame)
 	}
 	if len(frames) == 0 || len(frames) > framesMax-2 || size > messageBytesMax-headerBytesMin-serviceBytesMax {
-		return nil, fmt.Errorf("a body of %d frames and %d bytes is beyond the bounds of the dialect", len(frames), size)
+		return nil, failed(ErrRejected, false, "a body of %d frames, %d bytes is out of bounds: it was not sent", len(frames), size)
 	}
 	// Parts are handed out with the final reply only, so a redelivery may begin them anew.
 	made := &call{service: service, frames: frames, flags: o.flags | flagWhole, ended: ended}
@@ -394,7 +394,7 @@ func (c *Client) Map(
 	return func(yield func(Outcome) bool) {
 		o, err := callOptionsOf(given)
 		if err == nil && o.key != nil {
-			err = errors.New("a Key is for Request and Call: one key belongs to one body")
+			err = failed(ErrRejected, false, "a Key is for Request and Call: one key belongs to one body")
 		}
 		if err != nil {
 			yield(Outcome{Err: err})

@@ -53,8 +53,7 @@ type call struct {
 
 	isCounted   bool
 	state       callState
-	node        int // that has it while sent
-	attempts    int
+	node        int  // that has it while sent
 	isUncertain bool // an earlier attempt may have been executed
 	wakeAt      time.Time
 	busyCount   int
@@ -295,7 +294,7 @@ func (s *session) end(c *call, err *CallError) {
 		return
 	}
 	heir := heirs[0]
-	heir.leader, heir.followers, heir.attempts = nil, heirs[1:], c.attempts
+	heir.leader, heir.followers = nil, heirs[1:]
 	heir.isUncertain = c.isUncertain || wasSent
 	for _, each := range heir.followers {
 		each.leader = heir
@@ -543,7 +542,7 @@ func (s *session) step(now time.Time) {
 	if best >= 0 {
 		s.candidate, s.vote = -1, nil
 		for _, c := range s.takeWaiting() {
-			s.nodes[best].outbox = append(s.nodes[best].outbox, s.dispatch(c, best)...)
+			s.dispatch(c, best)
 		}
 	} else if s.candidate < 0 {
 		s.sendVote(now)
@@ -571,15 +570,16 @@ func (s *session) takeWaiting() []*call {
 	return waiting
 }
 
-// dispatch gives the call to a node; none if the node may not have it (BSN-C-11).
-func (s *session) dispatch(c *call, node int) []*call {
-	if c.flags&flagOnce != 0 && !s.nodes[node].can(canOnce) {
-		s.end(c, failed(ErrRejected, false, "%s is of a release that does not know Once: the request was not sent", s.nodes[node].endpoint))
-		return nil
+// dispatch gives the call to a node; false if the node may not have it (BSN-C-11).
+func (s *session) dispatch(c *call, node int) bool {
+	n := &s.nodes[node]
+	if c.flags&flagOnce != 0 && !n.can(canOnce) {
+		s.end(c, failed(ErrRejected, false, "%s is of a release that does not know Once: the request was not sent", n.endpoint))
+		return false
 	}
 	c.state, c.node = callSent, node
-	c.attempts++
-	return []*call{c}
+	n.outbox = append(n.outbox, c)
+	return true
 }
 
 // sendVote sends the oldest request to the first node that it could turn active (BSN-C-06, BSN-C-13), and a PING,
@@ -599,7 +599,7 @@ func (s *session) sendVote(now time.Time) {
 	place := max(0, slices.IndexFunc(waiting, func(c *call) bool { return !strings.HasPrefix(c.service, "mmi.") }))
 	c := waiting[place]
 	s.waiting = slices.Delete(waiting, place, place+1)
-	if s.nodes[node].outbox = s.dispatch(c, node); len(s.nodes[node].outbox) > 0 {
+	if s.dispatch(c, node) {
 		s.candidate, s.vote = node, c
 	} else {
 		s.sendVote(now)
