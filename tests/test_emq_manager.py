@@ -141,7 +141,19 @@ def is_alive(pid: int) -> bool:
 
 def test_the_default_time_limit_is_the_managers() -> None:
     with PublishedRouter() as router, running(router.backend, timeout_s=0.2):
-        assert value_of(router, call("hang"), Headers(timeout_s=0)) == "TimeoutError"
+        assert value_of(router, call("hang")) == "TimeoutError"
+
+
+def test_a_job_with_a_timeout_of_zero_has_no_time_limit(tmp_path: Path) -> None:
+    """Jobs that began after it, with the manager's limit, are killed; it still runs."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with PublishedRouter() as router, running(router.backend, processes=2, timeout_s=0.2):
+        free = submit(router, call("wait_for", str(fifo)), Headers(timeout_s=0))
+        for _ in range(3):
+            assert value_of(router, call("hang")) == "TimeoutError"
+        fifo.write_text("done")
+        assert decode_result(router.result_of(free)) == "done"
 
 
 def test_a_process_that_dies_is_replaced_and_its_job_answered() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bstar.wire import emq
-from bstar.wire.emq_jobs import decode_result
+from bstar.wire.emq_jobs import decode_result, encode_result
 from bstar_client.core.emq.manager import (
     WAITING_MAX,
     Close,
@@ -343,3 +343,18 @@ def test_whatever_happens_there_are_never_more_readies_than_processes(steps: lis
         assert 0 <= opened <= 1
         assert free >= 0
         assert slots <= free
+
+
+@pytest.mark.parametrize(("wire", "value"), [(emq.Wire.PUBLISHED, None), (emq.Wire.SPECIFICATION, True)])
+def test_a_job_that_returns_nothing_replies_true_by_the_specification(
+    wire: emq.Wire, value: bool | None
+) -> None:
+    talk = Talk(ManagerSettings(("A",), wire=wire))
+    talk.frees()
+    talk.start()
+    for message in (emq.Ack(b"a", talk.inform), emq.Heartbeat(b"h", 1.0)):
+        talk.session.receive(emq.encode(message, wire=wire), talk.now)
+    run = only_run(talk.session.receive(emq.encode(request(b"r1"), wire=wire), talk.now))
+    [reply] = talk.session.ended(run, encode_result(None), talk.now)
+    assert isinstance(reply, Send)
+    assert decode_result(reply.frames[-1] if wire is emq.Wire.SPECIFICATION else reply.frames[-2]) is value

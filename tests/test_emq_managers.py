@@ -119,10 +119,14 @@ def test_a_job_that_ends_the_published_manager_never_reaches_a_manager(stage: Em
 
 
 def test_a_job_without_a_reply_ends_thirty_seconds_after_its_timeout(stage: EmqStage) -> None:
-    """A published manager forgets a job whose process died. Its slot comes back with the next process."""
-    stage.manager(slots=2)
+    """A published manager forgets a job whose process died. Its slot comes back with the next process.
+
+    ``timeout:0`` is no limit (PROTOCOLS.md 12.4).
+    """
+    stage.manager(slots=3)
     stage.asks(b"short", "reply-requested,timeout:5")
     stage.asks(b"long", "reply-requested")
+    stage.asks(b"free", "reply-requested,timeout:0")
     beats = [emq.Heartbeat(b"h", 1.0)] * 3
     told = []
     for turn in range(180):

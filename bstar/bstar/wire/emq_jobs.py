@@ -9,6 +9,7 @@ A reader raises RemoteProtocolError and nothing else. Facts: PROTOCOLS.md 12.3, 
 
 import hashlib
 import json
+import math
 from typing import Annotated, Any
 
 import msgspec
@@ -27,8 +28,9 @@ UNLIMITED = -1
 class Headers(msgspec.Struct, frozen=True, omit_defaults=True):
     """The header frame of REQUEST and SCHEDULE. ``others`` has the unknown headers, word by word.
 
-    ``retry_count`` and ``timeout_s`` (seconds) are None when absent. ``run_count``: the executions that a
-    schedule has left, UNLIMITED when absent. ``nohaste``: a new schedule waits for its first time.
+    ``retry_count`` and ``timeout_s`` (seconds) are None when absent; a timeout of 0 is none. ``run_count``:
+    the executions that a schedule has left, UNLIMITED when absent. ``nohaste``: a new schedule waits for its
+    first time.
     """
 
     reply_requested: bool = False
@@ -38,6 +40,12 @@ class Headers(msgspec.Struct, frozen=True, omit_defaults=True):
     nohaste: bool = False
     run_count: int = UNLIMITED
     others: tuple[str, ...] = ()
+
+    def limit_s(self, default_s: float) -> float:
+        """How long the job may take: ``default_s`` if it does not say, for ever with ``timeout:0`` (12.4)."""
+        if self.timeout_s is None:
+            return default_s
+        return float(self.timeout_s) or math.inf
 
     def text(self) -> str:
         """The frame's text: known headers first, comma-separated (EMQ-G-03)."""

@@ -35,7 +35,8 @@ class ManagerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     ``processes`` run the jobs, one each at a time. They call functions and classes that the modules of
     ``allow`` define, and nothing else; each module stands there by its full name. ``timeout_s`` ends a job
-    that has no header ``timeout:n``, or ``timeout:0``. ``drain_s``: so long a stop waits for running jobs.
+    that has no header ``timeout:n``; one with ``timeout:0`` may take for ever. ``drain_s``: so long a
+    stop waits for running jobs.
     """
 
     allow: tuple[str, ...]
@@ -159,8 +160,7 @@ class EmqJobManager(Closing):
             self._link.carry_out(self._session.freed(now), now)
             return
         self.jobs += 1
-        timeout_s = request.headers.timeout_s or self.options.timeout_s
-        self._processes.run(job, request.message, timeout_s, now)
+        self._processes.run(job, request.message, request.headers.limit_s(self.options.timeout_s), now)
 
     def _drain(self, now: float) -> None:
         self._link.carry_out(self._session.drain(now), now)

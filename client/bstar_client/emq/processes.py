@@ -8,6 +8,7 @@ new process. Children are sessions of their own: a signal from the terminal reac
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -87,11 +88,12 @@ class Processes(Closing, Generic[T]):
             self._start(reactor.now())
 
     def run(self, job: T, message: bytes, timeout_s: float, now: float) -> None:
-        """Give ``message`` to a free process; there is one."""
+        """Give ``message`` to a free process; there is one. ``timeout_s`` may be infinite."""
         child = next(child for child in self._children if child.is_ready and child.job is None)
         child.job = job
         child.jobs += 1
-        child.timer = self._reactor.call_at(now + timeout_s, lambda now: self._on_timeout(child, now))
+        if timeout_s < math.inf:
+            child.timer = self._reactor.call_at(now + timeout_s, lambda now: self._on_timeout(child, now))
         try:
             child.stream.sendall(framed(message))
         except OSError as error:

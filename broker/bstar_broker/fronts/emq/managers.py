@@ -257,7 +257,7 @@ class Managers:
         if request.msgid in manager.jobs:
             # Two clients may use the same words.
             request = msgspec.structs.replace(request, msgid=order.identity.hex().encode())
-        timeout_s = request.headers.timeout_s or self._desk.settings.job_timeout_s
+        timeout_s = request.headers.limit_s(self._desk.settings.job_timeout_s)
         manager.jobs[request.msgid] = Job(lane, order.identity, now, now + timeout_s + _OVERDUE_S)
         return [self._send(manager, request, now)]
 

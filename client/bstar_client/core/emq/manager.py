@@ -23,6 +23,8 @@ from bstar.wire.emq_jobs import encode_result
 
 # Requests beyond those that the processes are ready for. A router that counts right sends none.
 WAITING_MAX = 1_000
+# By the specification the reply is True for a job without a result (PROTOCOLS.md 12.4); published: null.
+_NOTHING, _DONE = encode_result(None), encode_result(value=True)
 
 
 class ManagerSettings(msgspec.Struct, frozen=True):
@@ -271,4 +273,6 @@ class ManagerSession:
         if self._phase is _Phase.CLOSED or job.connection != self._connection:
             self.drops["late-reply"] += 1
             return []
+        if result == _NOTHING and self._settings.wire is emq.Wire.SPECIFICATION:
+            result = _DONE
         return [self._send(emq.Reply(self._new_id(), job.request.msgid, result), now)]
