@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from bstar.errors import CallTimeoutError
+from bstar.errors import CallTimeoutError, OutcomeUnknownError
 from bstar.wire import native
 from bstar.wire.messages import ErrorCode, NodeStatus
-from bstar_client import AsyncHAClient, AsyncWorker, HAClient, Request, Worker
+from bstar_client import AsyncHAClient, AsyncWorker, HAClient, Request, Worker, metrics
 from bstar_client.core.worker.jobs import WorkerLimits
 from bstar_client.core.worker.outputs import Begin, Cancel
-from bstar_testing import Pair
+from bstar_testing import Pair, wait_until
 from support.client_desk import ACTIVE, PASSIVE, status
 from support.client_desk import Desk as ClientDesk
 from support.desk import Desk, heard, ident
@@ -254,6 +257,61 @@ def test_a_handler_in_a_thread_sees_that_its_caller_gave_up(pair: Pair) -> None:
             client.request("slow", b"", timeout=0.5)
         assert ended.get(timeout=LIMIT_S)
         assert client.request("mmi.service", b"slow").body == b"200"
+
+
+@pytest.mark.loopback
+def test_a_request_that_an_operator_cancels_ends_its_handler_and_is_no_failure(pair: Pair) -> None:
+    begun: queue.Queue[str] = queue.Queue()
+    ended: queue.Queue[bool] = queue.Queue()
+
+    def handle(request: Request) -> bytes:
+        left = threading.Event()
+        request.on_cancel(left.set)
+        begun.put(request.identity.hex())
+        left.wait(LIMIT_S)
+        ended.put(request.is_cancelled)
+        return b""
+
+    with Worker(pair.endpoints, "ordered", handle), HAClient(pair.endpoints, timeout=2 * LIMIT_S) as client:
+        call = client.begin("ordered", b"")
+        request = begun.get(timeout=LIMIT_S)
+        command = [sys.executable, "-m", "bstar_cli", "request", "cancel", request, "--reason", "too old"]
+        config = str(pair.active().config_path)
+        subprocess.run([*command, "--config", config], timeout=2 * LIMIT_S, check=True)
+        assert ended.get(timeout=LIMIT_S)
+        with pytest.raises(OutcomeUnknownError, match="an operator cancelled it"):
+            call.result(LIMIT_S)
+        [service] = [each for each in pair.active().state().broker.services if each.service == "ordered"]
+        assert (service.cancelled, service.lost, service.failed) == (1, 0, 0)
+
+
+@pytest.mark.loopback
+def test_a_handler_that_goes_on_after_the_grace_is_a_metric(pair: Pair) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def handle(request: Request) -> bytes:
+        begun.set()
+        may_end.wait(2 * LIMIT_S)
+        return b""
+
+    registry = CollectorRegistry()
+
+    def overdue() -> float | None:
+        labels = {"worker": "w", "service": "deaf"}
+        return registry.get_sample_value("bstar_worker_overdue_cancels", labels)
+
+    with (
+        Worker(pair.endpoints, "deaf", handle, cancel_grace_s=0.1) as worker,
+        HAClient(pair.endpoints, timeout=2 * LIMIT_S) as client,
+    ):
+        metrics.register(worker, name="w", registry=registry)
+        call = client.begin("deaf", b"")
+        assert begun.wait(LIMIT_S)
+        assert overdue() == 0
+        call.cancel()
+        wait_until(lambda: overdue() == 1, "the handler is overdue", limit_s=LIMIT_S)
+        may_end.set()
+        wait_until(lambda: overdue() == 0, "the handler has ended", limit_s=LIMIT_S)
 
 
 @pytest.mark.loopback

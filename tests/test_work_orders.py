@@ -22,7 +22,7 @@ from bstar_broker.core.records import Accepted, ServiceRecord, WorkerRecord, pee
 from bstar_broker.core.snapshot import Finding, RequestState
 from bstar_broker.journal.node_journal import NodeJournal
 from bstar_broker.operate.orders import Operator, Workers
-from support.desk import Desk, ident, sent
+from support.desk import Desk, heard, ident, sent
 from support.node_states import looked, node_state, service_state
 from support.pairs import standing_pair
 from test_switchover import run_command, word
@@ -156,6 +156,16 @@ def test_a_caller_of_plain_majordomo_hears_nothing(desk: Desk) -> None:
     [state] = listed(desk)
     [told] = cancel(desk, bytes.fromhex(state.request))
     assert told[0] == b"worker"
+
+
+def test_a_request_that_is_cancelled_at_its_worker_is_no_failure_of_the_service(desk: Desk) -> None:
+    desk.request(b"client", 1)
+    answer, told = cancel(desk, ident(1))
+    assert (answer[0], heard(answer).command) == (b"client", native.ERROR)
+    assert (told[0], heard(told).command) == (b"worker", native.CANCEL)
+    assert desk.final(b"worker", 1) == []
+    tally = echo(desk).tally
+    assert (tally.cancelled, tally.lost, tally.failed, tally.answered) == (1, 0, 0, 0)
 
 
 def test_the_journal_has_each_order(desk: Desk) -> None:

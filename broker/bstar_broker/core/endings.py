@@ -237,8 +237,8 @@ class Endings:
             self._unqueue(request)
             return self._call_off(request, "cancelled it", why, now)
         text = f"an operator cancelled it while a worker had it: {why}"
-        request.service.tally.lost += 1
-        self._ledger.report(request, "lost", (), now)
+        request.service.tally.cancelled += 1
+        self._ledger.report(request, "cancelled", (), now)
         outputs: list[Output] = []
         frames = request.codec.failure(request, self._ledger.epoch, ErrorCode.WORKER_LOST, text.encode())
         self._ledger.answer(request, frames, outputs)

@@ -63,8 +63,9 @@ class Request(Base, frozen=True, tag="request"):
     "expired", "poison". "lost": the worker died after
     PARTIALs, at the request's end, or with a request that must not be executed twice. "returned": the node
     gave up its role, or the request left the queue for its client to send it again; ``worker`` is empty if
-    no worker had it. "cancelled": its client gave it up, or a durable request was cancelled. "late": a worker
-    answered after "returned" or "cancelled", and no client got the reply.
+    no worker had it. "cancelled": its client gave it up, an operator cancelled it at a worker, or a durable
+    request was cancelled. "late": a worker answered after "returned" or "cancelled", and no client got the
+    reply.
 
     ``total_us`` counts from acceptance to the end, ``queued_us`` until the last dispatch, ``busy_us`` after
     it. ``deliveries`` counts those to workers. ``is_repeated``: an earlier attempt may have been executed.
