@@ -5,6 +5,8 @@ The workers write down when each handler begins and ends, by the clock that all 
 
 from __future__ import annotations
 
+import json
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -83,3 +85,27 @@ def test_fifty_workers_never_run_more_than_running_max_while_nodes_are_killed_an
         # Those of the primary are odd, those of the backup even.
         assert {call.epoch for call in load.answered} == {1, 2, 3, 5}
         assert most_at_once(pair.executions()) == RUNNING_MAX
+
+
+def test_a_node_reads_the_limits_of_services_again_at_sighup() -> None:
+    with new_pair() as pair:
+        pair.start()
+        pair.add_workers(1, each=2)
+        node = pair.primary
+        with pair.load(threads=3) as load:
+            load.wait_for_replies()
+            file = pair.folder / "end"
+            config = dict(node.config) | {"services": {SERVICE: {"running_max": 1}}}
+            node.config_path.write_text(json.dumps(config))
+            node.send_signal(signal.SIGHUP)
+            node.wait_for_log("configuration read again")
+            for number in range(2):
+                load.begin(f"until {file} {number}".encode())
+            node.wait_for(
+                "bound by the new limit",
+                lambda state: any(each.bound.startswith("running_max 1: ") for each in state.broker.services),
+            )
+            node.config_path.write_text(json.dumps(node.config))
+            node.send_signal(signal.SIGHUP)
+            wait_until(lambda: sum(str(file) in each.body for each in pair.begun()) == 2, "both run")
+            file.touch()

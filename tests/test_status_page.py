@@ -16,11 +16,12 @@ import pytest
 
 from bstar.net import http_server
 from bstar.records.role import RoleChange
-from bstar_broker.core.snapshot import PeerChange
+from bstar.wire.progress import Progress
+from bstar_broker.core.snapshot import PeerChange, RequestProgress
 from bstar_broker.operate import page, status
 from support.busy_node import BusyNode, busy_state
 from support.chromium import chromium
-from support.node_states import node_state, service_state
+from support.node_states import node_state, service_state, store_state
 from support.status_site import FakeNode, Site, running
 from support.waiting import LIMIT_S
 
@@ -362,6 +363,25 @@ def test_what_bounds_a_service_is_a_line_of_the_page(browser: Browser) -> None:
         assert shown.evaluate(lines) == [f"Service mail: {bound}."]
         node.state = node_state(service_state("mail"), service_state("price"))
         wait(shown, "document.querySelector('#notes li') === null")
+
+
+@pytest.mark.loopback
+def test_the_progress_of_durable_requests_has_a_card_that_follows(browser: Browser) -> None:
+    node = FakeNode()
+    half = RequestProgress("11", "film", Progress(102, 204, "drawing <b>"))
+    node.state = node_state(store=store_state(progress=[half, RequestProgress("12", "mail", Progress(7))]))
+    with running(node) as site:
+        shown = show(browser, site)
+        card = (
+            "[...document.querySelectorAll('#parts article')].find(each => /^Progress/.test(each.innerText))"
+        )
+        wait(shown, f"{card} !== undefined")
+        lines = f"[...{card}.querySelectorAll('dt, dd')].map(each => each.textContent)"
+        assert shown.evaluate(lines) == ["film 11", "102 of 204: drawing <b>", "mail 12", "7"]
+        node.state = node_state(store=store_state(progress=[RequestProgress("12", "mail", Progress(8))]))
+        wait(shown, f"{lines}.join() === 'mail 12,8'")
+        node.state = node_state(store=store_state())
+        wait(shown, f"{card} === undefined")
 
 
 @pytest.mark.loopback
