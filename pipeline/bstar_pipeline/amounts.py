@@ -22,15 +22,17 @@ _PACKED = 15
 # A container's limit, of cgroups version 2 and 1; "max" or a huge number without a limit.
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
+# Verifying the bytecode of Spark's classes takes seconds of each start; they come from an installed package.
+_UNVERIFIED = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 JVM = (
-    "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
+    f"{_UNVERIFIED} -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
     "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
 )
 """How Java runs a driver that is started here. It optimizes what is called ten times as often as it asks for
 by itself: of a job of 314,000 records its compilers took 60 of 147 CPU seconds, and take 37 of 103 so.
 """
 
-SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+SMALL_JVM = f"{_UNVERIFIED} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SMALL = {
     # What adaptive execution comes to with so little data, in one step.
     "spark.sql.adaptive.enabled": "false",

@@ -7,16 +7,14 @@ import json
 import sys
 
 from bstar_pipeline import job
+from bstar_pipeline.amounts import SMALL_JVM
 from bstar_pipeline.session import open_session
 
 # One process cannot hold a classic session and a remote one, hence this program.
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": (
-        "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-        "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-    ),
+    "spark.driver.extraJavaOptions": SMALL_JVM,
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pyspark
 
+from bstar_pipeline.amounts import SMALL_JVM
 from pipeline.events import SETTINGS, Application, read
-from support.spark_fixtures import JVM_OPTIONS
 from support.spark_fixtures import SETTINGS as QUICK
 
 EXECUTORS = 2
@@ -70,7 +70,7 @@ class Cluster:
             **SETTINGS,
             "spark.eventLog.dir": f"file:{logs}",
             "spark.log.level": "WARN",
-            "spark.executor.extraJavaOptions": JVM_OPTIONS,
+            "spark.executor.extraJavaOptions": SMALL_JVM,
             # Even a small input is for both.
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.files.minPartitionNum": "2",

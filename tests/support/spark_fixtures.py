@@ -18,15 +18,13 @@ from bstar_pipeline.amounts import SMALL, SMALL_JVM
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Verifying the bytecode of Spark's classes is three tenths of starting a session.
-JVM_OPTIONS = f"{SMALL_JVM} -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 SETTINGS = {
     **SMALL,
     "spark.ui.enabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.log.level": "ERROR",
-    "spark.driver.extraJavaOptions": JVM_OPTIONS,
+    "spark.driver.extraJavaOptions": SMALL_JVM,
     "spark.driver.memory": "1g",
 }
 """For small data on a small machine that nobody else should reach."""
