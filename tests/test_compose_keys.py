@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
+import shutil
 import stat
 import subprocess
 import sys
@@ -28,10 +32,10 @@ SERVICES: dict[str, Any] = {
 pytestmark = pytest.mark.loopback
 
 
-def make_keys(root: Path) -> None:
-    """What the service "keys" runs, with its volumes under ``root``."""
+def make_keys(root: Path, clone: Path = ROOT) -> None:
+    """What the service "keys" of this clone runs, with its volumes under ``root``."""
     entrypoint, script = SERVICES["keys"]["entrypoint"]
-    path = ROOT / "configs" / script.removeprefix("/etc/bstar/")
+    path = clone / "configs" / script.removeprefix("/etc/bstar/")
     for volume in ("keys", "worker-keys", "load-keys"):
         (root / volume).mkdir(mode=0o700, parents=True, exist_ok=True)
     variables = environment() | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -61,6 +65,20 @@ def bstar(pair: Pair, root: Path, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+def keyed_pair(root: Path, settings: dict[str, object] | None = None) -> Pair:
+    """A pair whose nodes have the keys under ``root`` that their configurations name."""
+
+    def place(path: str | None) -> str:
+        assert path is not None
+        return f"{root}{path}"
+
+    primary, backup = (
+        {"security.key": place(found.key), "security.principals": place(found.principals), **(settings or {})}
+        for found in (load(ROOT / f"configs/compose-{role}.yaml").security for role in ("primary", "backup"))
+    )
+    return Pair(root / "pair", primary=primary, backup=backup)
+
+
 def test_the_keys_are_made_once_and_each_client_has_its_own_alone(tmp_path: Path) -> None:
     make_keys(tmp_path)
     made = files(tmp_path)
@@ -88,22 +106,9 @@ def test_a_key_that_is_changed_reaches_its_owner(tmp_path: Path) -> None:
 
 def test_the_services_of_the_compose_files_work_with_these_keys(tmp_path: Path) -> None:
     make_keys(tmp_path)
-
-    def place(path: str | None) -> str:
-        assert path is not None
-        return f"{tmp_path}{path}"
-
     with LoopbackHost() as host:
         arbiter = f"tcp://127.0.0.1:{host.ports(1)[0]}"
-        keys = {
-            role: {
-                "security.key": place(load(ROOT / f"configs/compose-{role}.yaml").security.key),
-                "security.principals": place(load(ROOT / f"configs/compose-{role}.yaml").security.principals),
-                "endpoints.arbiter": arbiter,
-            }
-            for role in ("primary", "backup")
-        }
-        with Pair(tmp_path / "pair", primary=keys["primary"], backup=keys["backup"]) as pair:
+        with keyed_pair(tmp_path, {"endpoints.arbiter": arbiter}) as pair:
             asked = [word.replace("/keys/", f"{tmp_path}/keys/") for word in SERVICES["arbiter"]["command"]]
             asked[asked.index("--bind") + 1] = arbiter
             pair.start_process("arbiter", [*COMMAND, *asked])
@@ -121,3 +126,27 @@ def test_the_services_of_the_compose_files_work_with_these_keys(tmp_path: Path) 
             status, text = bstar(pair, tmp_path, "call", "payroll", "hello")
             assert (status, "load may not call" in text) == (1, True), text
             assert not pair.odd_ends
+
+
+def test_the_shop_of_the_tutorial_serves_with_the_keys_of_a_worker(tmp_path: Path) -> None:
+    """docs/tutorial.md, step 8, where there is no engine: its line of sed, its service, its call."""
+    page = (ROOT / "docs" / "tutorial.md").read_text()
+    [shop] = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])["services"].values()
+    worker = SERVICES[shop["extends"]["service"]]
+    assert shop.keys() - worker.keys() == {"extends", "working_dir"}, "the rest is in place of the worker's"
+    assert shop["volumes"] == [f"./shop.py:{shop['working_dir']}/shop.py:ro"]
+    shutil.copytree(ROOT / "configs", tmp_path / "clone" / "configs")
+    [sed] = re.findall(r"^    (sed .*)$", page, re.MULTILINE)
+    subprocess.run(["sh", "-c", sed], cwd=tmp_path / "clone", check=True, timeout=120)
+    make_keys(tmp_path, tmp_path / "clone")
+    (tmp_path / "clone" / "shop.py").write_text(
+        page.partition("```python\n# shop.py\n")[2].partition("```")[0]
+    )
+    with keyed_pair(tmp_path) as pair:
+        pair.start()
+        argv = ["env", "-C", str(tmp_path / "clone"), *COMMAND, *shop["command"]]
+        pair.start_process("shop", argv, variables_of(shop["extends"]["service"], tmp_path))
+        [call] = re.findall(r"exec load bstar (call .*)$", page, re.MULTILINE)
+        asked = bstar(pair, tmp_path, *shlex.split(call), "--timeout", "60")
+        assert (asked[0], json.loads(asked[1])) == (0, {"cents": 1_250})
+        assert not pair.odd_ends

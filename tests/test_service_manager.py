@@ -20,7 +20,7 @@ from bstar_testing.nodes import COMMAND
 from support.waiting import LIMIT_S
 
 PID = 7
-KINDS: tuple[Kind, ...] = ("node", "arbiter", "worker")
+KINDS: tuple[Kind, ...] = ("node", "arbiter", "worker", "app")
 
 
 class Manager:

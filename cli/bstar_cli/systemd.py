@@ -1,4 +1,4 @@
-"""``bstar systemd-unit``: a unit file for a node, an arbiter or a worker."""
+"""``bstar systemd-unit``: a unit file for a node, an arbiter, a worker or an App."""
 
 import shutil
 import sys
@@ -9,12 +9,13 @@ import typer
 
 from bstar_cli.options import refuse
 
-Kind = Literal["node", "arbiter", "worker"]
+Kind = Literal["node", "arbiter", "worker", "app"]
 
 _ARGUMENTS: dict[Kind, str] = {
     "node": "serve --config /etc/bstar/node.yaml",
     "arbiter": "arbiter --state-dir /var/lib/bstar-arbiter",
     "worker": "worker --service echo",
+    "app": "run shop:app --processes 4",
 }
 
 _UNIT = """\
@@ -124,6 +125,8 @@ def systemd_unit(
         bstar systemd-unit arbiter --arguments "arbiter --bind tcp://10.0.0.3:5010 --insecure"
 
         bstar systemd-unit worker --arguments "worker --service price shop.prices:handle" --user shop
+
+        bstar systemd-unit app --arguments "run shop:app --processes 4" > /etc/systemd/system/shop.service
     """
     found = program or shutil.which(sys.argv[0]) or shutil.which("bstar")
     refuse(found is None, "the bstar command is not on the PATH: name it with --program")
