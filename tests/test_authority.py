@@ -278,7 +278,7 @@ def test_owners_are_remembered_in_bounded_room(house: House) -> None:
     authority = house.node.authority
     assert authority is not None
     for number in range(450_000):
-        authority.is_new_owner(b"%d" % number, "shop")
+        authority.is_new_owner(b"%d" % number, "shop", 0.0)
     assert len(authority._owners) + len(authority._older_owners) <= 400_000
 
 
@@ -298,10 +298,26 @@ def test_who_calls_nothing_does_not_ask_the_store(house: House, user: str) -> No
 def test_an_owner_is_remembered_for_one_generation_after_its_last_message(house: House) -> None:
     authority = house.node.authority
     assert authority is not None
-    authority.is_new_owner(b"c1", "shop")
-    authority.is_new_owner(b"c2", "shop")
-    authority.tidy()
-    assert authority.is_new_owner(b"c1", "bank"), "its id was another's a generation ago"
-    authority.tidy()
-    assert authority.is_new_owner(b"c1", "shop"), "and is the other's since"
-    assert not authority.is_new_owner(b"c2", "bank"), "nobody sent anything from it in two generations"
+    authority.is_new_owner(b"c1", "shop", 0.0)
+    authority.is_new_owner(b"c2", "shop", 0.0)
+    assert authority.is_new_owner(b"c1", "bank", 3_600.0), "its id was another's a generation ago"
+    assert authority.is_new_owner(b"c1", "shop", 7_200.0), "and is the other's since"
+    assert not authority.is_new_owner(b"c2", "bank", 7_200.0), "it was silent for two generations"
+
+
+def test_the_owner_of_what_is_still_here_is_not_forgotten(house: House) -> None:
+    """The request waits for days; whoever gets its routing id then must not get its reply."""
+    authority = house.node.authority
+    assert authority is not None
+    assert house.call("shop", client=b"waits") == []
+    for hour in range(1, 50):
+        authority.is_new_owner(b"other", "shop", house.now + 3_600.0 * hour)
+    assert authority.is_new_owner(b"waits", "bank", house.now + 180_000.0)
+
+
+def test_owners_that_hold_nothing_are_forgotten_by_time(house: House) -> None:
+    authority = house.node.authority
+    assert authority is not None
+    for second in range(0, 86_400, 10):
+        authority.is_new_owner(b"%d" % second, "shop", float(second))
+    assert len(authority._owners) + len(authority._older_owners) <= 720

@@ -216,7 +216,7 @@ def test_a_build_that_believes_an_epoch_before_it_judges_is_caught(monkeypatch: 
 
 
 def test_a_build_that_lets_a_routing_id_change_its_owner_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Authority, "is_new_owner", lambda self, routing_id, user_id: False)
+    monkeypatch.setattr(Authority, "is_new_owner", lambda self, routing_id, user_id, now: False)
     with pytest.raises(Violation, match=r"^\((i|j)\)"):
         of_some_seed(while_workers_routing_ids_change_hands)
 

@@ -7,6 +7,7 @@ broker then forgets what it held for the first owner.
 """
 
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 from bstar.base.printable import printable
@@ -21,7 +22,8 @@ from bstar_broker.core.records import WorkerRecord
 OWN: Final = "\0front"
 """The user id of what a front says in its own name: it may do all. ZAP gives none that begins so."""
 
-# Routing ids whose owners are remembered: twice as many as were heard between two tidyings.
+# A generation of owners of routing ids ends after this time or with so many of them.
+_GENERATION_S = 3_600.0
 _OWNERS_MAX = 200_000
 
 
@@ -34,28 +36,32 @@ class Authority:
         self._find = find
         self._origin = origin or Nowhere()
         self._ledger = ledger
-        self._workers = ledger.workers
+        self._workers, self._requests_of = ledger.workers, ledger.requests_of
         self.quotas = Quotas(self._origin, ledger.accounts, ledger.requests_of)
         # User id and address. Two generations: an owner that is not heard for one of them is forgotten with
-        # the next.
+        # the next, unless a worker or a request of it is still here.
         self._owners: dict[bytes, tuple[str, str]] = {}
         self._older_owners: dict[bytes, tuple[str, str]] = {}
+        self._generation_ends_at = -inf
 
-    def is_new_owner(self, routing_id: bytes, user_id: str) -> bool:
+    def is_new_owner(self, routing_id: bytes, user_id: str, now: float) -> bool:
         """True if the routing id was another's until now; from now on it belongs to ``user_id``."""
         owner = self._owners.get(routing_id)
         if owner is not None and owner[0] == user_id:
             return False
         if owner is None:
             owner = self._older_owners.pop(routing_id, None)
-        if len(self._owners) >= _OWNERS_MAX:
-            self.tidy()
+        if len(self._owners) >= _OWNERS_MAX or now >= self._generation_ends_at:
+            self._begin_generation(now)
         self._owners[routing_id] = user_id, self._origin.address()
         return owner is not None and owner[0] != user_id
 
-    def tidy(self) -> None:
-        """Begin a new generation."""
-        self._older_owners, self._owners = self._owners, {}
+    def _begin_generation(self, now: float) -> None:
+        self._generation_ends_at = now + _GENERATION_S
+        older, owners = self._older_owners, self._owners
+        kept = (routing_id for table in (self._workers, self._requests_of) for routing_id in table)
+        self._owners = {each: owner for each in kept if (owner := owners.get(each) or older.get(each))}
+        self._older_owners = owners
 
     def describe(self, user_id: str) -> str:
         """Who sent the message in hand, for the log."""

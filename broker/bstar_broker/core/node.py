@@ -236,7 +236,7 @@ class Node:
     def _vet(self, message: FromPeer, user_id: str, now: float) -> list[Output] | None:
         """What follows if the sender may not send this message; None if it may."""
         assert self.authority is not None
-        if self.authority.is_new_owner(message.sender, user_id):
+        if self.authority.is_new_owner(message.sender, user_id, now):
             # libzmq gave the routing id to this connection: nothing can reach the former owner any more.
             text = f"a routing id of another principal now belongs to {user_id.partition(' ')[0]}"
             outputs = self.broker.ledger.note("routing-id-taken", text)
