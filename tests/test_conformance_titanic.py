@@ -25,17 +25,17 @@ class Client:
 
     def __init__(self, solo: SoloStore, version: str) -> None:
         self._solo = solo
-        self._codec = CODECS[version]
+        self.codec = CODECS[version]
 
     def ask(self, service: bytes, *body: bytes) -> list[bytes]:
         """The body of the one answer; the broker puts the service's name before it."""
-        [reply] = self.told(self._solo.say(*self._codec.encode_request(service, list(body)), sender=b"plain"))
+        [reply] = self.told(self._solo.say(*self.codec.encode_request(service, list(body)), sender=b"plain"))
         assert reply.is_final
         assert reply.service == service
         return reply.body
 
     def told(self, sent: Sequence[list[bytes]]) -> list[ClientReply]:
-        return [self._codec.decode_for_client(frames[1:]) for frames in sent if frames[0] == b"plain"]
+        return [self.codec.decode_for_client(frames[1:]) for frames in sent if frames[0] == b"plain"]
 
 
 @pytest.fixture
@@ -242,3 +242,50 @@ def test_a_request_that_lost_its_second_copy_on_the_way_is_not_acknowledged(solo
     store = solo.node.store
     assert store is not None
     assert store.state(solo.now).acknowledged == 0
+
+
+@requirement("TSP-C-02")
+def test_the_operation_that_is_the_vote_waits_until_the_store_leads(solo: SoloStore, client: Client) -> None:
+    """Published clients end at 500, and a failover shall cost them a timeout of their own, no more."""
+    _, name = client.ask(REQUEST, b"echo", b"hello")
+    Worker(solo).answer(b"HELLO")
+    solo.step_down()
+    solo.miss_peer()
+    solo.is_held = True
+    codec = client.codec
+    assert solo.say(*codec.encode_request(REPLY, [name]), sender=b"plain") == []
+    assert solo.node.is_active
+    before = len(solo.sent)
+    solo.release()
+    [reply] = client.told(solo.sent[before:])
+    assert reply.body == [b"200", b"HELLO"]
+
+
+def test_only_so_many_operations_wait_for_the_store(solo: SoloStore) -> None:
+    client = Client(solo, "MDP/0.2")
+    solo.step_down()
+    solo.miss_peer()
+    solo.is_held = True
+    body = [b"echo", bytes(3 << 20)]
+    assert solo.say(*MDP02.encode_request(REQUEST, body), sender=b"plain") == []
+    [reply] = client.told(solo.say(*MDP02.encode_request(REQUEST, body), sender=b"plain"))
+    assert reply.body == [b"500"]
+
+
+def test_what_waits_for_the_store_is_forgotten_when_the_peer_serves(solo: SoloStore, client: Client) -> None:
+    solo.step_down()
+    solo.miss_peer()
+    solo.is_held = True
+    assert solo.say(*client.codec.encode_request(REQUEST, [b"echo", b"hello"]), sender=b"plain") == []
+    solo.step_down()
+    solo.release()
+    assert solo.table.records == {}
+    assert client.told(solo.sent) == []
+
+
+def test_a_store_in_trouble_lets_nobody_wait(solo: SoloStore, client: Client) -> None:
+    solo.step_down()
+    solo.miss_peer()
+    solo.is_held = True
+    solo.replica.trouble = "the store's disk fails"
+    assert client.ask(REPLY, b"0" * 32) == [b"500"]

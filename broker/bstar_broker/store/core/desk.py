@@ -43,6 +43,8 @@ FETCH_WAIT_MS_MAX = 60_000
 _WAITING_MAX = 200_000
 # Bytes of commands that wait for the disks: half a second of a fast disk. A longer queue only costs memory.
 _WAITING_BYTES_MAX = 64 << 20
+# Bytes of operations, with what each needs beside its body, that wait until the store leads.
+_EARLY_BYTES_MAX = 4 << 20
 # A client with this many bytes of unread replies gets no more answers until it has read some.
 _UNREAD_BYTES_MAX = 32 << 20
 # A large submit travels in an entry, with others: up to four times its own bytes, of ``ENTRY_BYTES_MAX`` in
@@ -120,6 +122,9 @@ class Desk:
         # Requests for results, by the id of the request.
         self._waits: dict[bytes, list[Wait]] = {}
         self.waiting = 0
+        # Operations that came before the store led, with who sent them.
+        self._early: list[tuple[Request, Principal | None]] = []
+        self._early_bytes = 0
         self._handlers: dict[bytes, Callable[[Request, Principal | None, float], list[Output]]] = {
             Service.SUBMIT.value: self._submit,
             Service.SCHEDULE.value: self._schedule,
@@ -149,6 +154,20 @@ class Desk:
     @property
     def _is_full(self) -> bool:
         return self.waiting + len(self.orders) >= _WAITING_MAX
+
+    def keep(self, message: Request, principal: Principal | None) -> bool:
+        """Let an operation wait until the store leads; False if too many do."""
+        size_bytes = sum(map(len, message.body)) + REQUEST_BYTES
+        if self._early_bytes + size_bytes > _EARLY_BYTES_MAX:
+            return False
+        self._early_bytes += size_bytes
+        self._early.append((message, principal))
+        return True
+
+    def kept(self) -> list[tuple[Request, Principal | None]]:
+        """What waited until now, which is forgotten here."""
+        early, self._early, self._early_bytes = self._early, [], 0
+        return early
 
     def forget(self, request: bytes) -> bool:
         """Close a request for the node itself; False if too many operations wait."""
@@ -393,6 +412,7 @@ class Desk:
         askers = [each.asker for each in [*orders, *self.orders]]
         askers += [message for message, _ in self._questions.values()]
         askers += [wait.message for waits in self._waits.values() for wait in waits]
+        askers += [message for message, _ in self.kept()]
         self.orders.clear()
         self.waiting_bytes = 0
         self._questions.clear()

@@ -138,7 +138,9 @@ class DurableStore:
         if self._is_ready:
             return (self._titanic if is_titanic else self._desk).receive(message, principal, now)
         if is_titanic:
-            return self._titanic.refuse(message)
+            # The vote itself may be such an operation, and published clients end at 500.
+            is_kept = not self.trouble and self._desk.keep(message, principal)
+            return [] if is_kept else self._titanic.refuse(message)
         return self._desk.refuse_waiting(message, self.trouble or "the store of this node begins to lead")
 
     def forget(self, request: bytes) -> bool:
@@ -293,7 +295,10 @@ class DurableStore:
         self._is_ready = True
         self._runner.begin((applied + 1) << 20)
         self._sweeps.at = now
-        return self._schedules.begin()
+        outputs = self._schedules.begin()
+        for message, principal in self._desk.kept():
+            outputs += self._titanic.receive(message, principal, now)
+        return outputs
 
     # --- after each input -----------------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ class Titanic:
         return self._desk.ask(message, request, principal, answer)
 
     def refuse(self, message: Request) -> list[Output]:
-        """The store does not lead: the client asks again (TSP-C-02)."""
+        """The store cannot lead now: the client asks again (TSP-C-02)."""
         return self._say(message, ERROR)
 
     def _request(self, message: Request, principal: Principal | None) -> list[Output]:
