@@ -447,10 +447,38 @@ def test_a_failed_handler_is_1_and_said_on_stderr(node: Broker) -> None:
     assert b"Traceback" not in done.stderr
 
 
+def declining(request: Request) -> bytes:
+    """Declines what it gets, with data or without."""
+    near = {"near": [6, "\x1b"]} if request.body == b"near" else None
+    raise Declined("no-such-sku", "we do not sell 7", data=near)
+
+
+@pytest.mark.loopback
+def test_a_declined_call_shows_its_code_and_its_data(node: Broker) -> None:
+    call, text = ("call", "cli-decline", "--endpoints", node.endpoint), "no-such-sku: we do not sell 7"
+    data: object
+    with Worker(node.endpoint, "cli-decline", declining):
+        for body, data, shown in (
+            ("near", {"near": [6, "\x1b"]}, r' {"near":[6,"\u001b"]}'),
+            ("x", None, ""),
+        ):
+            done = run(*call, body)
+            assert (done.returncode, done.stdout) == (1, b"")
+            assert done.stderr.decode() == f"bstar: DeclinedError: {text}{shown}\n"
+            done = run(*call, body, "--json")
+            told = json.loads(done.stdout)
+            assert told.pop("seconds") > 0
+            assert told == {
+                "error": "DeclinedError", "text": text, "may_have_executed": True,
+                "code": "no-such-sku", "data": data,
+            }  # fmt: skip
+            assert f" failed: {text}{shown}\n" in run(*call, body, "--all").stdout.decode()
+
+
 @pytest.mark.loopback
 def test_a_call_that_nobody_began_is_3(node: Broker) -> None:
     call = ("call", "cli-nobody", "x", "--timeout", "3", "--json", "--endpoints", node.endpoint)
-    # The node says so 50 ms before the call's own time is over; a busy machine may miss that, not each time.
+    # The node says so 150 ms before the call's own time is over; a busy machine may miss that, not each time.
     done = next((done for done in (run(*call) for _ in range(10)) if done.returncode == 3), None)
     assert done is not None
     assert json.loads(done.stdout)["may_have_executed"] is False

@@ -1082,6 +1082,17 @@ def test_an_expiry_of_somebody_elses_time_is_no_end_for_who_has_time_left(served
     assert [reply.body for _, reply in served.replies] == [b"done"]
 
 
+def test_an_expiry_of_somebody_elses_time_shortens_no_short_call(served: Desk) -> None:
+    call = served.call(key=b"k", timeout=1.0)
+    served.wait(0.6)
+    served.error(0, call, ErrorCode.EXPIRED)
+    served.wait(0.1)
+    assert served.requests() == [(0, call.identity)] * 2
+    served.wait(0.22)
+    served.error(0, call, ErrorCode.EXPIRED)  # its own
+    assert isinstance(served.error_of(call), CallTimeoutError)
+
+
 def test_a_key_that_is_outstanding_is_not_sent_with_another_body(served: Desk) -> None:
     served.call(b"one", key=b"k")
     other = served.call(b"two", key=b"k")

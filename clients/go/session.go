@@ -738,7 +738,7 @@ func (c *call) ttlMs(now time.Time) uint32 {
 		return 0
 	}
 	left := c.deadline.Sub(now)
-	return max(1, toMs(left-min(left/50, 50*time.Millisecond)))
+	return max(1, toMs(left-min(left/20, 250*time.Millisecond)))
 }
 
 // --- time ----------------------------------------------------------------------------------------------------------

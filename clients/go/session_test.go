@@ -318,6 +318,16 @@ func TestADeadlineSaysWhetherItMayHaveBeenExecuted(t *testing.T) {
 	s.expect("0 CANCEL 1")
 }
 
+func TestANodeEndsARequestBeforeItsCallerDoes(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	for timeout, want := range map[time.Duration]uint32{time.Second: 950, 30 * time.Second: 29_750} {
+		c := call{deadline: now.Add(timeout)}
+		if got := c.ttlMs(now); got != want {
+			t.Errorf("of %s the node gets %d ms, not %d", timeout, got, want)
+		}
+	}
+}
+
 func TestASilentNodeIsLeft(t *testing.T) {
 	s := following(t)
 	s.ask("x")

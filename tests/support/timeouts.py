@@ -14,8 +14,8 @@ ATTEMPTS = 20
 def timeout_of_node(ask: Callable[[], object]) -> CallTimeoutError:
     """The error of a call that its node ends.
 
-    The node's word comes 50 ms before the client's own deadline. If a process gets no CPU just then, the
-    deadline comes first, and the call is made again.
+    The node's word comes 250 ms at most before the client's own deadline. If a process gets no CPU just then,
+    the deadline comes first, and the call is made again.
     """
     for _ in range(ATTEMPTS):
         with pytest.raises(CallTimeoutError) as caught:

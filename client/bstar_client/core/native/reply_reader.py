@@ -13,7 +13,7 @@ from bstar.wire.progress import unpack_progress
 from bstar_client.core.call_errors import broken, expired, handler_error, too_many_partials
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.native.outstanding import Outstanding
-from bstar_client.core.native.sender import TTL_MARGIN_MAX_S
+from bstar_client.core.native.sender import ttl_margin_s
 from bstar_client.core.nodes import Node
 from bstar_client.core.outputs import Deliver, DeliverAll, Output, Report
 
@@ -173,7 +173,7 @@ class ReplyReader:
             # It ends an earlier attempt; the current one is in flight.
             return
         if code == ErrorCode.EXPIRED:
-            if call.key is not None and (call.deadline is None or now + 2 * TTL_MARGIN_MAX_S < call.deadline):
+            if call.key is not None and _is_early(call, now):
                 # The deadline of another caller with the same key has passed.
                 self._calls.retry_later(call, REFUSED_PAUSE_S, now)
                 return
@@ -204,6 +204,11 @@ class ReplyReader:
         hint_s = max(message.value / 1000, _BUSY_PAUSE_MIN_S)
         call.busy_pause_s = min(hint_s * growth, _BUSY_PAUSE_MAX_S)
         self._calls.retry_later(call, call.busy_pause_s, now)
+
+
+def _is_early(call: Call, now: float) -> bool:
+    """True if the call's own time cannot have ended at a node yet."""
+    return call.deadline is None or call.deadline - now > 2 * ttl_margin_s(call.deadline - call.begun_at)
 
 
 def stream_partial(call: Call, frames: tuple[bytes, ...], epoch: int, endpoint: str) -> Deliver:

@@ -19,11 +19,16 @@ from bstar_client.core.native.outstanding import Outstanding
 from bstar_client.core.nodes import Node
 from bstar_client.core.outputs import Output, Send
 
-# A request expires at the broker a moment before its caller's deadline. So the caller still learns that it
-# was not executed.
-_TTL_MARGIN = 0.02
-TTL_MARGIN_MAX_S = 0.05
-_LONG_TTL_S = TTL_MARGIN_MAX_S / _TTL_MARGIN
+# A request expires at the broker before its caller's deadline: by this share of the time that is left, up to
+# the maximum. So the caller learns that it was not executed, also if busy machines deliver the answer late.
+_TTL_MARGIN = 0.05
+_TTL_MARGIN_MAX_S = 0.25
+_LONG_TTL_S = _TTL_MARGIN_MAX_S / _TTL_MARGIN
+
+
+def ttl_margin_s(remaining_s: float) -> float:
+    """How long before its caller's deadline a request expires that is sent with so much time left."""
+    return min(remaining_s * _TTL_MARGIN, _TTL_MARGIN_MAX_S)
 
 
 class Sender:
@@ -145,7 +150,8 @@ class Sender:
             ttl_ms = 0
             if call.deadline is not None:
                 remaining_s = call.deadline - now
-                margin_s = TTL_MARGIN_MAX_S if remaining_s > _LONG_TTL_S else remaining_s * _TTL_MARGIN
+                # ttl_margin_s inlined, see above.
+                margin_s = _TTL_MARGIN_MAX_S if remaining_s > _LONG_TTL_S else remaining_s * _TTL_MARGIN
                 ttl_ms = math.ceil((remaining_s - margin_s) * 1000)
                 if not 1 <= ttl_ms <= TTL_MS_MAX:
                     ttl_ms = 1 if ttl_ms < 1 else TTL_MS_MAX
