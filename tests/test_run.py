@@ -40,6 +40,11 @@ async def word(request: Request) -> bytes:
 
 EMPTY = "from bstar_client import App\napp = App(['tcp://127.0.0.1:1', 'tcp://127.0.0.1:2'])\n"
 
+UNREADABLE = "an annotation of x cannot be read: name 'Nope' is not defined; define it in its module"
+UNREADABLE_BODY = (
+    "service 'a': the annotation 'Nope' of the handler x cannot be read: name 'Nope' is not defined"
+)
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
@@ -195,6 +200,14 @@ def test_one_page_has_the_metrics_of_all_processes(pair: Pair, tmp_path: Path) -
         (f"{EMPTY}@app.service('a')\ndef a(request, thing: dict): pass", "parameter 'thing' has type dict"),
         (f"{EMPTY}@app.service('a', threads=0)\ndef a(request): pass", "service 'a': threads is 1 to 1000"),
         (f"{EMPTY}@app.service\ndef a(request): pass", "@app.service takes a name"),
+        (f"{EMPTY}@app.service('a')\ndef x(a: 'Nope'): pass", UNREADABLE_BODY),
+        (
+            f"{EMPTY}@app.service('a')\ndef x(a: '1 +'): pass",
+            "service 'a': the annotation '1 +' of the handler x",
+        ),
+        (f"{EMPTY}@app.service('a')\ndef x(a, b: 'Nope'): pass", f"service 'a': {UNREADABLE}"),
+        (f"{EMPTY}@app.startup\ndef x(b: 'Nope'): pass\n@app.service('a')\ndef a(r): pass", UNREADABLE),
+        (f"{EMPTY}@app.resource\ndef x() -> 'Nope': yield 1", UNREADABLE),
     ],
 )
 def test_an_app_that_cannot_be_served_is_one_sentence_and_status_2(
@@ -203,4 +216,6 @@ def test_an_app_that_cannot_be_served_is_one_sentence_and_status_2(
     (tmp_path / "shop.py").write_text(source)
     with running(tmp_path, "--processes", "2") as process:
         assert process.wait(LIMIT_S) == 2
-    assert told in (tmp_path / "log").read_text()
+    log = (tmp_path / "log").read_text()
+    assert told in log
+    assert "Traceback" not in log

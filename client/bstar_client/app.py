@@ -33,6 +33,7 @@ import msgspec
 from bstar.errors import ClosedError, ConfigurationError, LocalProtocolError
 from bstar.security import Security
 from bstar_client.aio.worker import AsyncWorker
+from bstar_client.arguments.checks import name_of_handler
 from bstar_client.arguments.environment import NOT_GIVEN, Given
 from bstar_client.arguments.settings import LinkSettings
 from bstar_client.core.figures import WorkerFigures
@@ -289,7 +290,7 @@ class Life:
     def _taken(self, function: Callable[..., Any], *, is_async: bool, first: int = 0) -> dict[str, Any]:
         """The resources that the function's parameters take, by name, from parameter ``first`` on."""
         parameters = list(inspect.signature(function).parameters.values())[first:]
-        hints = get_type_hints(function) if parameters else {}
+        hints = _hints_of(function) if parameters else {}
         taken = {}
         for place, parameter in enumerate(parameters):
             name, kind = parameter.name, hints.get(parameter.name)
@@ -442,11 +443,21 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
 
+def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The types of its parameters and its result."""
+    try:
+        return get_type_hints(function)
+    except Exception as error:  # an annotation is code of the author's
+        raise ConfigurationError(
+            f"an annotation of {name_of_handler(function)} cannot be read: {error}; define it in its module"
+        ) from error
+
+
 def _yielded(function: Callable[..., Any]) -> type:
     """The type of what a generator function yields, by the annotation of its result."""
     if not (inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)):
         raise ConfigurationError(f"{function.__qualname__}: a resource is a function that yields one value")
-    arguments = get_args(get_type_hints(function).get("return"))
+    arguments = get_args(_hints_of(function).get("return"))
     if not arguments or not isinstance(arguments[0], type):
         raise ConfigurationError(
             f"{function.__qualname__}: annotate what it yields, for example -> Iterator[Database]"

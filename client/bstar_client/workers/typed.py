@@ -111,7 +111,10 @@ def _parameters_of(handler: Callable[..., object]) -> list[inspect.Parameter]:
 
 
 def _resolved(annotation: Any, handler: Callable[..., object], *, may_fail: bool = False) -> Any:
-    """The annotation, also if it is a text. ``may_fail``: nothing, if a name in it is not known."""
+    """The annotation, also if it is a text. TypeError if it cannot be read.
+
+    ``may_fail``: nothing, if a name in it is not known.
+    """
     if not isinstance(annotation, str):
         return annotation
     # As "Request" of a module that is imported for the type checker alone.
@@ -122,8 +125,8 @@ def _resolved(annotation: Any, handler: Callable[..., object], *, may_fail: bool
     try:
         holder = types.SimpleNamespace(__annotations__={"it": annotation})
         return typing.get_type_hints(holder, names, include_extras=True)["it"]
-    except (NameError, AttributeError) as error:
-        if may_fail:
+    except Exception as error:  # an annotation is code of the author's
+        if may_fail and isinstance(error, (NameError, AttributeError)):
             return _NOTHING
         name = name_of_handler(handler)
         raise TypeError(
