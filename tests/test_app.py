@@ -13,7 +13,7 @@ import pytest
 from bstar.errors import ClosedError, ConfigurationError, WorkerError
 from bstar_client import HAClient, HandlerError, Request
 from bstar_client.app import App
-from bstar_testing import Pair
+from bstar_testing import Pair, fake
 from support.waiting import LIMIT_S
 
 
@@ -114,22 +114,26 @@ def test_services_of_both_kinds_share_resources_and_their_life_has_an_order(pair
 def test_what_goes_around_a_handler_may_replace_its_reply_or_its_error(pair: Pair) -> None:
     app = App(pair.endpoints)
 
-    @app.around
     def outer(request: Request, call: Callable[[Request], bytes]) -> bytes:
         return b"<" + call(request) + b">"
 
-    @app.around
+    async def outer_async(request: Request, call: Callable[[Request], Awaitable[bytes]]) -> bytes:
+        if request.body == b"denied":
+            raise PermissionError("no")
+        return await call(request)
+
+    async def inner_async(request: Request, call: Callable[[Request], Awaitable[bytes]]) -> bytes:
+        return await call(request)
+
     def inner(request: Request, call: Callable[[Request], bytes]) -> bytes:
         try:
             return call(request)
         except KeyError:
             return b"unknown"
 
-    @app.around
-    async def of_async(request: Request, call: Callable[[Request], Awaitable[bytes]]) -> bytes:
-        if request.body == b"denied":
-            raise PermissionError("no")
-        return await call(request)
+    # Either form may be the first one.
+    app.around(outer, outer_async)
+    app.around(inner_async, inner)
 
     @app.service("name")
     def name(request: Request) -> bytes:
@@ -151,6 +155,50 @@ def test_what_goes_around_a_handler_may_replace_its_reply_or_its_error(pair: Pai
         with pytest.raises(HandlerError, match="PermissionError: no"):
             client.request("later", b"denied")
         assert [reply.body for reply in client.stream("parts", b"")] == [b"a", b"b", b""]
+
+
+def test_an_app_does_not_start_while_a_service_lacks_what_is_around_the_others() -> None:
+    """A check of rights with def let every request of an async service pass."""
+    app, opened = App(["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]), list[str]()
+
+    @app.resource
+    def database() -> Iterator[Database]:
+        opened.append("database")
+        yield Database()
+
+    def admit(request: Request, call: Callable[[Request], bytes]) -> bytes:
+        raise PermissionError
+
+    async def admit_async(request: Request, call: Callable[[Request], Awaitable[bytes]]) -> bytes:
+        raise PermissionError
+
+    @app.service("stock")
+    def stock(request: Request) -> bytes:
+        return b""
+
+    @app.service("later")
+    async def later(request: Request) -> bytes:
+        return b""
+
+    @app.service("parts")
+    async def parts(request: Request) -> AsyncIterator[bytes]:
+        yield b""
+
+    app.around(admit, admit_async)
+    app.around(admit)
+    text = r"admit \(def\) does not go around services with async def: 'later', 'parts'; .* app.around\("
+    with pytest.raises(ConfigurationError, match=text), fake(app):
+        pass
+    with pytest.raises(ConfigurationError, match=text):
+        app.run()
+    assert opened == []
+
+    app = App(["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"])
+    app.service("stock")(stock)
+    app.around(admit_async)
+    text = r"admit_async \(async def\) does not go around services with def: 'stock'; "
+    with pytest.raises(ConfigurationError, match=text):
+        app.run()
 
 
 @pytest.mark.loopback
@@ -257,6 +305,12 @@ def test_mistakes_are_named_where_they_are_made() -> None:
     app.resource(one)
     with pytest.raises(ConfigurationError, match="two resources are of type Database"):
         app.resource(one)
+
+    def log(request: Request, call: Callable[[Request], bytes]) -> bytes:
+        return call(request)
+
+    with pytest.raises(ConfigurationError, match=r"log and .*log are both not async"):
+        app.around(log, log)
 
 
 @pytest.mark.loopback

@@ -6,7 +6,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -266,9 +266,13 @@ def shop(log: list[Shelf]) -> App:
     def start(shelf: Shelf) -> None:
         shelf.log.append("started")
 
-    @app.around
     def shout(request: Request, call: Callable[[Request], bytes]) -> bytes:
         return call(request).upper()
+
+    async def whisper(request: Request, call: Callable[[Request], Awaitable[bytes]]) -> bytes:
+        return await call(request)
+
+    app.around(shout, whisper)
 
     @app.service("stock")
     def stock(request: Request, shelf: Shelf) -> bytes:

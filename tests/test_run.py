@@ -208,6 +208,10 @@ def test_one_page_has_the_metrics_of_all_processes(pair: Pair, tmp_path: Path) -
         (f"{EMPTY}@app.service('a')\ndef x(a, b: 'Nope'): pass", f"service 'a': {UNREADABLE}"),
         (f"{EMPTY}@app.startup\ndef x(b: 'Nope'): pass\n@app.service('a')\ndef a(r): pass", UNREADABLE),
         (f"{EMPTY}@app.resource\ndef x() -> 'Nope': yield 1", UNREADABLE),
+        (
+            f"{EMPTY}@app.around\ndef log(request, call): pass\n@app.service('a')\nasync def a(r): pass",
+            "log (def) does not go around services with async def: 'a'; write its other form",
+        ),
     ],
 )
 def test_an_app_that_cannot_be_served_is_one_sentence_and_status_2(

@@ -85,7 +85,8 @@ class App:
         self._startup: list[Callable[..., Any]] = []
         self._shutdown: list[Callable[..., Any]] = []
         self._resources: dict[type, Callable[..., Any]] = {}
-        self._around: list[Callable[..., Any]] = []
+        # The forms of each: False has that for functions, True that for async ones.
+        self._around: list[dict[bool, Callable[..., Any]]] = []
         self._life: Life | None = None
         self._over = threading.Event()
 
@@ -159,21 +160,31 @@ class App:
         self._shutdown.append(function)
         return function
 
-    def around(self, function: _Function) -> _Function:
+    def around(self, function: _Function, other: Callable[..., Any] | None = None) -> _Function:
         """Decorator: call it in place of each handler, with the request and a function that goes on.
 
         ``def log(request, call): return call(request)`` is for functions, ``async def`` with ``await
-        call(request)`` for async ones. What it returns or raises is the answer. For a handler that yields,
-        ``call`` returns the iterator of its parts, and so may it. The first one declared is the outermost.
+        call(request)`` for async ones. An App with services of both kinds needs both forms:
+        ``app.around(log, log_async)``. It does not start while a service would run without its form.
+
+        What it returns or raises is the answer. For a handler that yields, ``call`` returns the iterator of
+        its parts, and so may it. The first one declared is the outermost.
         """
-        self._check(function, "around")
-        try:
-            inspect.signature(function).bind(None, None)
-        except TypeError as error:
-            raise ConfigurationError(
-                f"{function.__qualname__} gets the request and a function that goes on: {error}"
-            ) from None
-        self._around.append(function)
+        forms: dict[bool, Callable[..., Any]] = {}
+        for form in (function,) if other is None else (function, other):
+            self._check(form, "around")
+            name = name_of_handler(form)
+            try:
+                inspect.signature(form).bind(None, None)
+            except TypeError as error:
+                raise ConfigurationError(
+                    f"{name} gets the request and a function that goes on: {error}"
+                ) from None
+            if _is_async(form) in forms:
+                first, kind = name_of_handler(function), "async" if _is_async(form) else "not async"
+                raise ConfigurationError(f"{first} and {name} are both {kind}: give a form of each kind")
+            forms[_is_async(form)] = form
+        self._around.append(forms)
         return function
 
     def _check(self, function: object, what: str) -> None:
@@ -250,12 +261,26 @@ class Life:
     def open(self, loop: "Loop", stack: ExitStack) -> None:
         """Make the resources and call the startup functions; ``stack`` ends what they began."""
         app = self.app
+        self._check_around()
         for kind, function in app._resources.items():  # noqa: SLF001 - its own App's
             self._enter(kind, function, loop, stack)
         for function in app._shutdown:  # noqa: SLF001
             stack.callback(self._call, function, loop)
         for function in app._startup:  # noqa: SLF001
             self._call(function, loop)
+
+    def _check_around(self) -> None:
+        """ConfigurationError if a service would run without one of them, such as a check of rights."""
+        for forms in self.app._around:  # noqa: SLF001 - its own App's
+            bare = [repr(each.name) for each in self.app.services.values() if each.is_async not in forms]
+            if bare:
+                ((is_async, function),) = forms.items()
+                name, services = name_of_handler(function), ", ".join(bare)
+                form, other = ("async def", "def") if is_async else ("def", "async def")
+                raise ConfigurationError(
+                    f"{name} ({form}) does not go around services with {other}: {services}; write its other "
+                    f"form and declare both: app.around({name}, OTHER)"
+                )
 
     @property
     def is_async(self) -> bool:
@@ -338,7 +363,7 @@ class Life:
         # What is around it gets the request, and the reply as it is sent.
         function = bind(function)
         kinds = getattr(function, KINDS, {})
-        around = [each for each in self.app._around if _is_async(each) == service.is_async]  # noqa: SLF001
+        around = [forms[service.is_async] for forms in self.app._around]  # noqa: SLF001
         if not around:
             return function
         if inspect.isasyncgenfunction(service.function):
