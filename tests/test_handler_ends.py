@@ -613,6 +613,21 @@ def test_a_handler_may_ask_for_another_attempt(
 
 
 @pytest.mark.parametrize("kind", [Worker, AsyncWorker])
+def test_the_log_of_a_retry_promises_no_other_attempt(
+    desk: Desk, worker_log: WorkerLog, caplog: pytest.LogCaptureFixture, kind: type
+) -> None:
+    """It said "is to be tried again" of the last one, too: a worker does not know which one is the last."""
+    caplog.set_level(logging.INFO, "bstar_client")
+    worker_log.handlers.append(caplog.handler)
+    work = raising(lambda: Retry("no ticket yet"))
+    handler = sync_handler(work) if kind is Worker else async_handler(work)
+    with served(kind, desk.broker.endpoint, handler):
+        desk.ask(b"again")
+    assert " asked for another attempt: Retry: no ticket yet" in caplog.text
+    assert "tried again" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", [Worker, AsyncWorker])
 def test_an_attempt_that_is_to_be_repeated_leaves_no_kept_reply(desk: Desk, kind: type) -> None:
     attempts = itertools.count(1)
 

@@ -56,7 +56,7 @@ def report_plain(identity: bytes, error: BaseException) -> list[bytes]:
 def report_retry(service: bytes, job: Job, retry: BaseException) -> list[bytes]:
     """Log that a handler asks for another attempt; return the text for the client."""
     text = text_of(retry)
-    _log_error(logging.INFO, f"{_title(service, job)} is to be tried again", text, None)
+    _log_error(logging.INFO, f"{_title(service, job)} asked for another attempt", text, None)
     return [text.encode("utf-8", "replace")]
 
 
