@@ -36,7 +36,7 @@ from bstar_cli import exits
 from bstar_cli.main import main
 from bstar_cli.options import fleet_of, parse_set
 from bstar_cli.worker import find_handler
-from bstar_client import HAClient, Request
+from bstar_client import Declined, HAClient, Request, Worker
 from bstar_client.arguments.environment import DEFAULT_ENDPOINTS
 from bstar_testing import Pair
 from bstar_testing.nodes import COMMAND

@@ -15,7 +15,7 @@ from bstar_cli.frames import BODY_HELP, frames_of, print_frames
 from bstar_cli.options import DialectOption, KeptJournal, Nodes, refuse
 from bstar_cli.schemas import UncheckableError, misfits
 from bstar_cli.services import offers_of
-from bstar_cli.terminal import error_fields, json_line
+from bstar_cli.terminal import data_of, error_fields, json_line
 from bstar_client import CallFailed, HAClient, Reply
 from bstar_client.arguments.codecs import codec_of
 from bstar_client.arguments.json_frames import json_frame
@@ -47,7 +47,7 @@ class _Shown:
         else:
             error = outcome.error
             assert isinstance(error, CallError), "nobody closes the client meanwhile"
-            fields, text = error_fields(error), f"failed: {error}"
+            fields, text = error_fields(error), f"failed: {error}{data_of(error)}"
         if self.as_json:
             text = json_line({"worker": worker, **fields, "seconds": round(outcome.elapsed_s, 6)})
         typer.echo(text if self.as_json else f"{worker} {text}")

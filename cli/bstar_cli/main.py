@@ -135,11 +135,11 @@ def _run(arguments: list[str] | None) -> int:
         wrong = (
             "wrong usage or configuration" if isinstance(error, ConfigurationError) else type(error).__name__
         )
-        from bstar_cli.terminal import lines  # noqa: PLC0415 - it takes rich along
+        from bstar_cli.terminal import data_of, lines  # noqa: PLC0415 - it takes rich along
 
         # Our own sentences may have several lines; what a node or a handler says is on one.
         text = lines(str(error)) if isinstance(error, _OWN_ERRORS) else printable(str(error), _TEXT_CHARS_MAX)
-        _tell(f"bstar: {wrong}: {text}")
+        _tell(f"bstar: {wrong}: {text}{data_of(error)}")
         return exits.code_of(error)
     return exits.OK
 

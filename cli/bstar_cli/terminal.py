@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bstar.base.printable import printable
-from bstar.errors import CallError
+from bstar.errors import BstarError, CallError, DeclinedError
 
 # Not a terminal: nothing is cut and nothing is folded, so that a script finds whole words and lines.
 _PIPE_COLUMNS = 200
@@ -49,7 +49,17 @@ def lines(text: str | bytes) -> str:
 def error_fields(error: CallError) -> dict[str, object]:
     """An error of a call, for JSON."""
     name, may_have = type(error).__name__, error.may_have_executed
-    return {"error": name, "text": str(error), "may_have_executed": may_have}
+    fields: dict[str, object] = {"error": name, "text": str(error), "may_have_executed": may_have}
+    if isinstance(error, DeclinedError):
+        fields |= {"code": error.code, "data": error.data}
+    return fields
+
+
+def data_of(error: BstarError) -> str:
+    """The data of a request that was declined, to follow the error's text; empty if there is none."""
+    if isinstance(error, DeclinedError) and error.data is not None:
+        return f" {json_line(error.data)}"
+    return ""
 
 
 def json_line(value: object) -> str:
