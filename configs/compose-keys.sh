@@ -1,8 +1,12 @@
 #!/bin/sh
 # The service "keys" of docker-compose.yml: makes the keys that are not there yet, in /keys, and gives workers and
-# clients their own. To let another client in, add a line here and a volume there, and start the service again:
+# clients their own. To let another client in, add a line here, its name to the loop, a volume there, and start the
+# service again:
 #
 #   docker compose up keys
+#
+# Roles are written once. To change them later, edit the line here and the entry of the list, or this ends with 2
+# (docs/deployment.md, "Who may do what").
 set -eu
 
 root=${1:-}

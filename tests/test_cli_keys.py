@@ -102,6 +102,25 @@ def test_new_makes_what_is_missing_and_may_be_repeated(
     assert (tmp_path / "shop.key").read_bytes() == before["shop.key"]
 
 
+def test_new_does_not_pass_over_roles_that_the_list_has_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A new line of roles for a key that is there must not be ignored in silence."""
+    assert keys(tmp_path, "new", "shop", "--calls", "price", "--if-missing") == exits.OK
+    listed = tmp_path / "principals.yaml"
+    capsys.readouterr()
+    wanted = ("new", "till", "shop", "--calls", "stock, price", "--if-missing")
+    assert keys(tmp_path, *wanted) == exits.USAGE
+    said = capsys.readouterr().err
+    assert f"{listed} lists shop with calls price, and you say calls price, stock" in said
+    assert "edit the line of shop" in said
+    assert not (tmp_path / "till.key").exists(), "nothing is made"
+    assert keys(tmp_path, "new", "shop", "--calls", "price", "--operator", "--if-missing") == exits.USAGE
+    listed.write_text(listed.read_text().replace("['price']", "['price', stock], connections: 7"))
+    assert keys(tmp_path, *wanted) == exits.OK
+    assert roles(tmp_path) == {"shop": ("calls",), "till": ("calls",)}
+
+
 @pytest.mark.parametrize("lost", ["shop.key", "principals.yaml"])
 def test_new_does_not_take_half_a_key_for_a_whole_one(tmp_path: Path, lost: str) -> None:
     """A key that nobody lists would be refused by every node, and an entry without a key is of no use."""

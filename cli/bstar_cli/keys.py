@@ -25,6 +25,8 @@ keys = typer.Typer(
 
 LIST_NAME = "principals.yaml"
 _TOKEN_BYTES = 32
+# Stands in a line that is read for its roles alone.
+_ANY_KEY = "0" * 40
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder of keys and of the list.")]
 
 
@@ -68,10 +70,10 @@ def new(
     """Make a key for each name, and add it to DIR/principals.yaml with the roles that you give.
 
     NAME.key is secret (mode 0600): it goes to its owner alone. NAME.pub and the list are not. No file is
-    replaced. Without a role the list is not touched. With --if-missing the command may be repeated: it does
-    not look at the roles of those that are listed.
+    replaced. Without a role the list is not touched. With --if-missing the command may be repeated. It
+    changes no entry: if one has other roles, edit its line in the list.
 
-    Exit codes: 0 made; 2 wrong usage, or a file is there already.
+    Exit codes: 0 made; 2 wrong usage, a file is there already, or an entry has other roles: nothing was made.
 
     Examples:
 
@@ -87,6 +89,9 @@ def new(
     entries = load_principals(listed).all if roles and listed.exists() else ()
     known = {entry.name for entry in entries} & set(names)
     if if_missing:
+        for entry in entries:
+            if entry.name in known:
+                _compare(entry, roles, listed)
         names = [name for name in names if not _is_made(name, out, is_listed=name in known or not roles)]
         known &= set(names)
     refuse(known, f"{listed} lists {', '.join(sorted(known))} already: bstar keys rotate changes a key")
@@ -95,7 +100,7 @@ def new(
     made = [new_key(name) for name in names]
     lines = [entry_line(key.name, key.public.decode(), roles) for key in made]
     if roles:
-        _check(lines)
+        _read(lines)
     for key in made:
         secret, public = write_key(key, out)
         typer.echo(f"{secret} (secret, for {key.name} alone), {public}")
@@ -138,7 +143,7 @@ def token(
     refuse(any(entry.name == name for entry in entries), f"{listed} lists {name} already")
     made = secrets.token_urlsafe(_TOKEN_BYTES)
     line = entry_line(name, digest_of(made), [f"calls:{calls}"], "tokens")
-    _check([line])
+    _read([line])
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
     _append(listed, [line])
     typer.echo(f"{listed} lists {name}; its token follows", err=True)
@@ -164,9 +169,7 @@ def show(
     for file in files:
         if file.suffix in (".yaml", ".yml"):
             for entry in load_principals(file).all:
-                said = [word for word in entry.roles if word not in ("offers", "calls")]
-                said += [f"{word} {', '.join(texts)}" for word, texts in _services(entry) if texts]
-                typer.echo(f"{entry.name}: {'; '.join(said)}")
+                typer.echo(f"{entry.name}: {_roles_of(entry)}")
                 for public in entry.keys:
                     typer.echo(f"  {public}")
                 for digest in entry.tokens:
@@ -256,14 +259,28 @@ def _is_made(name: str, out: Path, *, is_listed: bool) -> bool:
     return False
 
 
-def _services(entry: Principal) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    return (("offers", entry.offers.texts), ("calls", entry.calls.texts))
+def _compare(entry: Principal, roles: list[str], listed: Path) -> None:
+    """Raise ConfigurationError if ``new`` would write other roles into a line of this name."""
+    [asked] = _read([entry_line(entry.name, _ANY_KEY, roles)])
+    has, wanted = _roles_of(entry), _roles_of(asked)
+    refuse(
+        has != wanted,
+        f"{listed} lists {entry.name} with {has}, and you say {wanted}. bstar keys new changes no entry: "
+        f"edit the line of {entry.name} there, or say what it has",
+    )
 
 
-def _check(lines: list[str]) -> None:
-    """Raise ConfigurationError if the list could not be read with these lines in it."""
-    for name, entry in yaml.safe_load("".join(lines)).items():
-        principal_of(str(name), entry)
+def _roles_of(entry: Principal) -> str:
+    """What its owner may do, in one line; the order of services does not matter."""
+    said = [word for word in entry.roles if word not in ("offers", "calls")]
+    services = (("offers", entry.offers.texts), ("calls", entry.calls.texts))
+    said += [f"{word} {', '.join(sorted(set(texts)))}" for word, texts in services if texts]
+    return "; ".join(said)
+
+
+def _read(lines: list[str]) -> list[Principal]:
+    """The entries of these lines. ConfigurationError if the list could not be read with them in it."""
+    return [principal_of(str(name), entry) for name, entry in yaml.safe_load("".join(lines)).items()]
 
 
 def _append(listed: Path, lines: list[str]) -> None:
