@@ -32,6 +32,7 @@ from bstar.errors import (
     WorkerError,
 )
 from bstar.settings import sample_configuration
+from bstar_broker.operate.orders import GROUPS, ORDERS
 from bstar_cli import exits
 from bstar_cli.main import main
 from bstar_cli.options import fleet_of, parse_set
@@ -76,6 +77,24 @@ def test_every_verb_explains_itself_with_an_example(verb: str, capsys: pytest.Ca
     shown = capsys.readouterr().out
     assert "Example" in shown
     assert f"bstar {verb}" in shown
+
+
+def test_an_order_without_a_configuration_says_that_endpoints_do_not_lead_to_a_node(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BSTAR_ENDPOINTS", "tcp://127.0.0.1:1,tcp://127.0.0.1:2")
+    assert main(["workers", "ls"]) == exits.USAGE
+    said = capsys.readouterr().err
+    assert "--config FILE or BSTAR_CONFIG" in said
+    assert "one node on this machine" in said
+    assert "endpoints do not lead there" in said
+
+
+@pytest.mark.parametrize("group", list(GROUPS))
+def test_the_help_names_the_verbs_of_a_group(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    verbs = [order.command.split()[1] for order in ORDERS if order.command.startswith(f"{group} ")]
+    assert main(["--help"]) == 0
+    assert f": {', '.join(verbs)} (docs/operations.md)." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [["version"], ["--version"]])

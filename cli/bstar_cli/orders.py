@@ -272,7 +272,11 @@ def command(order: Order) -> Callable[..., None]:
 
     def run(node: NodeConfiguration, as_json: bool, **given: Any) -> None:
         is_nothing_given = node.config is None and not node.assignments
-        refuse(is_nothing_given, "no configuration: name the node's with --config FILE or BSTAR_CONFIG")
+        text = (
+            "no configuration: name the node's with --config FILE or BSTAR_CONFIG. An order goes to one node "
+            "on this machine, through its control socket: endpoints do not lead there"
+        )
+        refuse(is_nothing_given, text)
         arguments = {name: _value(fields[name], each) for name, each in given.items() if each is not None}
         give(order, node.settings(), arguments, as_json=as_json)
 
@@ -333,7 +337,8 @@ def _value(field: Any, value: Any) -> object:
 def _help(order: Order) -> str:
     examples = "\n\n".join(f"    bstar {order.command} {example}" for example in order.examples)
     return (
-        f"{order.about}\n\nRun it on the machine of {order.at}, as the user that runs the node. {order.more}"
+        f"{order.about}\n\nRun it on the machine of {order.at}, as the user that runs the node, with that "
+        f"node's --config; it takes no --endpoints. {order.more}"
         f"\n\nExit codes: 0 {order.done}; 1 {order.refused}; 2 wrong usage or configuration; 4 not known: "
         f"the node got it and is silent.\n\nExamples:\n\n{examples}"
     )

@@ -168,9 +168,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 ORDERS: Final[list[Order]] = []
 
 GROUPS: Final = {
-    "service": "Pause, resume or purge one service of a pair (docs/operations.md).",
-    "workers": "List the workers of a node, drain one, let it work again (docs/operations.md).",
-    "request": "List, show or cancel requests that wait or run at a node (docs/operations.md).",
+    "service": "One service of a pair: pause, resume, purge (docs/operations.md).",
+    "workers": "The workers of a node: ls, drain, resume (docs/operations.md).",
+    "request": "Requests that wait or run at a node: ls, show, cancel (docs/operations.md).",
 }
 """What commands of two words are about, by the first."""
 
