@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import yaml
 from bstar.settings import Settings, load
 from bstar.settings.relations import pair_problems
 from bstar_broker.bounds.memory import bytes_needed
+from bstar_cli import exits
+from bstar_cli.main import main
 
 ROOT = Path(__file__).parents[1]
 FILES = ("docker-compose.yml", "docker-compose.chaos.yml", "docker-compose.arbiter.yml")
@@ -33,6 +36,21 @@ def test_the_two_configurations_are_a_pair() -> None:
     primary, backup = (settings(role) for role in NODES)
     assert (primary.role, backup.role) == NODES
     assert pair_problems(primary, backup) == []
+
+
+def test_they_can_be_checked_without_docker_and_without_the_keys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """docs/deployment.md has the line."""
+    page = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8").replace(" \\\n", "")
+    [line] = re.findall(r"^    (.*) bstar (check-config .*)$", page, re.MULTILINE)
+    variables, command = map(shlex.split, line)
+    for variable in variables:
+        name, _, value = variable.partition("=")
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(ROOT)
+    assert main(command) == exits.OK
+    assert capsys.readouterr().out.endswith("the two are a pair\n")
 
 
 @pytest.mark.parametrize("node", NODES)

@@ -18,6 +18,7 @@ import yaml
 
 from bstar.settings import load
 from bstar.settings.principals import load_principals
+from bstar_cli import exits
 from bstar_testing import LoopbackHost, Pair
 from bstar_testing.nodes import COMMAND
 from bstar_testing.processes import environment
@@ -128,16 +129,63 @@ def test_the_services_of_the_compose_files_work_with_these_keys(tmp_path: Path) 
             assert not pair.odd_ends
 
 
+def services_of(page: str) -> dict[str, dict[str, Any]]:
+    """Those of the compose file on a page of docs/."""
+    found: dict[str, dict[str, Any]] = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
+    return found["services"]
+
+
+def run_sed(page: str, clone: Path) -> None:
+    """The tutorial's line, which lets the worker offer the shop's services and the client call them."""
+    [sed] = re.findall(r"^    (sed .*)$", page, re.MULTILINE)
+    subprocess.run(["sh", "-c", sed], cwd=clone, check=True, timeout=120)
+
+
+def test_roles_that_change_once_the_keys_are_there_are_changed_in_the_list(tmp_path: Path) -> None:
+    """docs/deployment.md, "Who may do what": the script alone is refused, its line of sed mends the list."""
+    make_keys(tmp_path)
+    clone = tmp_path / "clone"
+    shutil.copytree(ROOT / "configs", clone / "configs")
+    run_sed((ROOT / "docs" / "tutorial.md").read_text(), clone)
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        make_keys(tmp_path, clone)
+    assert caught.value.returncode == exits.USAGE
+    page = (ROOT / "docs" / "deployment.md").read_text().replace(" \\\n", "")
+    [arguments] = re.findall(r"^    docker compose run --rm --entrypoint sed keys (.*)$", page, re.MULTILINE)
+    sed = f"sed {arguments.replace('/keys/', f'{tmp_path}/keys/')}"
+    subprocess.run(["sh", "-c", sed], check=True, timeout=120)
+    make_keys(tmp_path, clone)
+    entries = {each.name: each for each in load_principals(tmp_path / "keys" / "principals.yaml").all}
+    assert set(entries["worker"].offers.texts) == {"echo", "price", "order"}
+    assert set(entries["load"].calls.texts) == {"echo", "price", "order"}
+
+
+def test_an_app_of_ones_own_has_what_a_worker_of_the_compose_file_has() -> None:
+    """docs/deployment.md, "Your app in containers"."""
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    worker = SERVICES["worker-1"]
+    [shop] = services_of(page).values()
+    url = shop["environment"].pop("HEALTH_URL")
+    assert f"http://{shop['command'][-1]}/healthz" == url
+    own = {"image", "build", "command", "stop_grace_period"}
+    assert {key: shop[key] for key in shop.keys() - own} == {key: worker[key] for key in shop.keys() - own}
+    assert worker.keys() - shop.keys() == {"init", "healthcheck"}
+    image = page.partition("```dockerfile\n")[2].partition("```")[0]
+    base = (ROOT / "Dockerfile").read_text()
+    assert image.endswith("USER 10001:10001\n")
+    assert "\nUSER 10001:10001\n" in base
+    assert image.count("pip --python /opt/bstar/bin/python ") == 2
+    assert "COPY --from=build /opt/bstar /opt/bstar\n" in base
+
+
 def test_the_shop_of_the_tutorial_serves_with_the_keys_of_a_worker(tmp_path: Path) -> None:
     """docs/tutorial.md, step 8, where there is no engine: its line of sed, its service, its call."""
     page = (ROOT / "docs" / "tutorial.md").read_text()
-    [shop] = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])["services"].values()
-    worker = SERVICES[shop["extends"]["service"]]
-    assert shop.keys() - worker.keys() == {"extends", "working_dir"}, "the rest is in place of the worker's"
+    [(name, shop)] = services_of(page).items()
+    assert shop.keys() - SERVICES[name].keys() == {"working_dir"}, "the rest is in place of the worker's"
     assert shop["volumes"] == [f"./shop.py:{shop['working_dir']}/shop.py:ro"]
     shutil.copytree(ROOT / "configs", tmp_path / "clone" / "configs")
-    [sed] = re.findall(r"^    (sed .*)$", page, re.MULTILINE)
-    subprocess.run(["sh", "-c", sed], cwd=tmp_path / "clone", check=True, timeout=120)
+    run_sed(page, tmp_path / "clone")
     make_keys(tmp_path, tmp_path / "clone")
     (tmp_path / "clone" / "shop.py").write_text(
         page.partition("```python\n# shop.py\n")[2].partition("```")[0]
@@ -145,7 +193,7 @@ def test_the_shop_of_the_tutorial_serves_with_the_keys_of_a_worker(tmp_path: Pat
     with keyed_pair(tmp_path) as pair:
         pair.start()
         argv = ["env", "-C", str(tmp_path / "clone"), *COMMAND, *shop["command"]]
-        pair.start_process("shop", argv, variables_of(shop["extends"]["service"], tmp_path))
+        pair.start_process("shop", argv, variables_of(name, tmp_path))
         [call] = re.findall(r"exec load bstar (call .*)$", page, re.MULTILINE)
         asked = bstar(pair, tmp_path, *shlex.split(call), "--timeout", "60")
         assert (asked[0], json.loads(asked[1])) == (0, {"cents": 1_250})

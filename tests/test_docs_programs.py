@@ -355,7 +355,7 @@ def test_a_job_of_eventmq(tmp_path: Path) -> None:
 def test_a_service_of_the_users_own_is_tested(tmp_path: Path) -> None:
     """docs/testing.md: the programs, and the snippets that open its two parts."""
     found = programs("testing.md")
-    assert found.keys() == {"prices.py", "test_prices.py", "test_fake_prices.py"}
+    assert found.keys() == {"prices.py", "shop.py", "test_prices.py", "test_fake_prices.py", "test_shop.py"}
     for name, text in found.items():
         (tmp_path / name).write_text(text)
     for opening in (text for text in blocks("testing.md", "python") if text.startswith("from bstar_testing")):
@@ -372,4 +372,4 @@ def test_a_service_of_the_users_own_is_tested(tmp_path: Path) -> None:
     ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "8 passed" in done.stdout
+    assert "9 passed" in done.stdout
