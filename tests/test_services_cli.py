@@ -464,6 +464,8 @@ def test_a_body_that_does_not_fit_is_not_sent(
     assert (
         "does not fit service price 1.4: sku: 'seven' is not of type 'integer'; nothing was sent" in shown.err
     )
+    assert main(["durable", "submit", "price", '{"sku": "seven"}', *where]) == exits.USAGE
+    assert "does not fit service price 1.4" in capfd.readouterr().err
     assert main(["call", "price", '{"sku": "seven"}', "--no-check", *where]) == exits.FAILED
     assert "bad-body" in capfd.readouterr().err
     assert main(["call", "price", '{"sku": 7}', "--header", "tenant=3", *where]) == exits.OK

@@ -9,19 +9,13 @@ import typer
 from msgspec import structs
 
 from bstar.base.printable import printable
-from bstar.errors import CallError, ConfigurationError, RefusedError
-from bstar.wire.mmi import PREFIX
+from bstar.errors import CallError, RefusedError
 from bstar_cli.frames import BODY_HELP, frames_of, print_frames
 from bstar_cli.options import DialectOption, KeptJournal, Nodes, refuse
-from bstar_cli.schemas import UncheckableError, misfits
-from bstar_cli.services import offers_of
+from bstar_cli.services import Check, check_body
 from bstar_cli.terminal import data_of, error_fields, json_line
 from bstar_client import CallFailed, HAClient, Reply
-from bstar_client.arguments.codecs import codec_of
 from bstar_client.arguments.json_frames import json_frame
-
-# Looking for a schema must not take the time of the call itself.
-CHECK_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +70,7 @@ def call(
             "--header", "-H", metavar="NAME=VALUE", help="A header beside the body; may be repeated."
         ),
     ] = None,
-    check: Annotated[
-        bool,
-        typer.Option("--check/--no-check", help="Refuse a JSON body that does not fit the service's schema."),
-    ] = True,
+    check: Check = True,
     key: Annotated[
         str | None, typer.Option("--key", help="Name the request: calls with the same key share one request.")
     ] = None,
@@ -132,7 +123,7 @@ def call(
     refuse(to_all and (stream or key or shown.raw), "--all excludes --stream, --key and --raw")
     kept = journal.settings()
     if check and dialect == "native":
-        _check_body(service, frames, headers, nodes, min(timeout, CHECK_TIMEOUT_S))
+        check_body(service, frames, headers, nodes, timeout)
     started = time.monotonic()
     try:
         with HAClient(
@@ -164,32 +155,6 @@ def _headers(given: Sequence[str]) -> dict[str, str] | None:
         refuse(name in headers, f"--header {name} is given twice")
         headers[name] = value
     return headers or None
-
-
-def _check_body(
-    service: str, frames: list[bytes], headers: Mapping[str, str] | None, nodes: Nodes, timeout_s: float
-) -> None:
-    """ConfigurationError if all workers that have told their schema would decline this body."""
-    # A management request is answered by the broker, and MessagePack is checked by the worker.
-    if service.startswith(PREFIX.decode()) or codec_of(headers or {}) != "json":
-        return
-    offers = offers_of(nodes.fleet().pair_of(service).endpoints, service, timeout_s, nodes.security())
-    try:
-        found = misfits(offers, frames)
-    except UncheckableError as error:
-        typer.echo(f"bstar: the body is not checked: {error}", err=True)
-        return
-    wrong = [(offer, why) for offer, why in found if why is not None]
-    if not wrong:
-        return
-    offer, why = wrong[0]
-    name = printable(f"{service} {offer.version}".strip())
-    if len(wrong) < len(found):
-        typer.echo(f"bstar: workers of {name} will decline this body: {why}", err=True)
-        return
-    raise ConfigurationError(
-        f"the body does not fit service {name}: {why}; nothing was sent (--no-check sends it)"
-    )
 
 
 def _ask_all(

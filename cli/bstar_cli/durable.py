@@ -12,6 +12,7 @@ from bstar.errors import CallError, ConfigurationError
 from bstar_cli import exits
 from bstar_cli.frames import BODY_HELP, frames_of, print_frames
 from bstar_cli.options import Nodes, grouped, refuse, seconds_of
+from bstar_cli.services import Check, check_body
 from bstar_cli.stored import (
     CANCEL,
     CLOSE,
@@ -127,9 +128,12 @@ def submit(
         int, typer.Option("--priority", min=0, max=9, help="Of one service the highest begins first.")
     ] = 0,
     ways: Ways,
+    check: Check = True,
     as_json: AsJson = False,
 ) -> None:
     """Store a request, and print its id when it is durable.
+
+    A JSON body that does not fit the schema of the service's workers is refused, as by bstar call.
 
     Exit codes: 0 stored; 1 the broker rejected it; 2 wrong usage; 3 not stored; 4 it may be stored, the
     answer is lost: submit it again with the same --key.
@@ -143,10 +147,13 @@ def submit(
         bstar durable submit report - --at 2027-01-31T18:00:00+01:00 < month.json
     """
     delay, expires = _seconds(when.delay, "--delay"), _seconds(when.expires, "--expires")
+    frames = frames_of(body)
+    if check:
+        check_body(service, frames, None, nodes, ways.timeout)
     with _errors_as(as_json=as_json), ways.client(nodes) as client:
         request_id = client.submit(
             service,
-            frames_of(body),
+            frames,
             key=key,
             delay=delay,
             at=when.time,

@@ -4,7 +4,7 @@ Every node knows what workers say, active or not. Of several answers the one cou
 workers. Limits are those of the node that serves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, NoReturn, TypeVar
 
 import msgspec
@@ -14,16 +14,19 @@ from bstar.base.printable import counted, printable
 from bstar.errors import ConfigurationError, NoActiveNodeError, RemoteProtocolError
 from bstar.security import Security
 from bstar.wire.description import LimitsInUse, Offer, Schema, ServiceSummary
-from bstar.wire.mmi import NOT_FOUND, OK, Service
+from bstar.wire.mmi import NOT_FOUND, OK, PREFIX, Service
 from bstar_cli import exits
 from bstar_cli.options import Nodes, grouped, refuse
-from bstar_cli.schemas import mixture, outline, versions_text
+from bstar_cli.schemas import UncheckableError, misfits, mixture, outline, versions_text
 from bstar_cli.terminal import cell, json_line, lines, print_tables, table
+from bstar_client.arguments.codecs import codec_of
 from bstar_client.calls.status import NodeAnswer, ask_nodes
 
 T = TypeVar("T", ServiceSummary, Offer)
 
 _TIMEOUT_S: Final = 2.0
+# Looking for a schema must not take the time of the call itself.
+_CHECK_TIMEOUT_S: Final = 2.0
 
 services = typer.Typer(
     name="services",
@@ -36,6 +39,11 @@ _Name = Annotated[str, typer.Argument(metavar="NAME", help="The service.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON; of a listing one object per line.")]
 _Timeout = Annotated[
     float, typer.Option("--timeout", "-t", min=0.001, help="Seconds to wait for the nodes of a pair.")
+]
+
+Check = Annotated[
+    bool,
+    typer.Option("--check/--no-check", help="Refuse a JSON body that does not fit the service's schema."),
 ]
 
 
@@ -55,6 +63,33 @@ def offers_of(
         return _best(answers, list[Offer])
     except (NoActiveNodeError, RemoteProtocolError, ConfigurationError):
         return []
+
+
+def check_body(
+    service: str, frames: list[bytes], headers: Mapping[str, str] | None, nodes: Nodes, timeout_s: float
+) -> None:
+    """ConfigurationError if all workers that have told their schema would decline this body."""
+    timeout_s = min(timeout_s, _CHECK_TIMEOUT_S)
+    # A management request is answered by the broker, and MessagePack is checked by the worker.
+    if service.startswith(PREFIX.decode()) or codec_of(headers or {}) != "json":
+        return
+    offers = offers_of(nodes.fleet().pair_of(service).endpoints, service, timeout_s, nodes.security())
+    try:
+        found = misfits(offers, frames)
+    except UncheckableError as error:
+        typer.echo(f"bstar: the body is not checked: {error}", err=True)
+        return
+    wrong = [(offer, why) for offer, why in found if why is not None]
+    if not wrong:
+        return
+    offer, why = wrong[0]
+    name = printable(f"{service} {offer.version}".strip())
+    if len(wrong) < len(found):
+        typer.echo(f"bstar: workers of {name} will decline this body: {why}", err=True)
+        return
+    raise ConfigurationError(
+        f"the body does not fit service {name}: {why}; nothing was sent (--no-check sends it)"
+    )
 
 
 def _ls(nodes: Nodes, as_json: _Json = False, timeout: _Timeout = _TIMEOUT_S) -> None:

@@ -766,13 +766,14 @@ def _show_request(operator: Operator, request: _Request) -> Requests:
 def _cancel_request(operator: Operator, request: _Request, why: Why) -> Requests:
     """End one request; its caller gets an error with the reason and does not send it again.
 
-    A request that waits is not executed. A worker that has it runs on, and its answer is dropped. Callers of
-    plain Majordomo get no error: their timeout applies, and some send again.
+    A request that waits is not executed. The handler of a worker that has it learns of it and may stop; its
+    answer is dropped, and the caller's error says that it may have been executed. Callers of plain Majordomo
+    get no error: their timeout applies, and some send again.
     """
     record, orders = _request(operator, request, "cancel"), operator.node.broker.work_orders
     row = orders.describe(record, operator.clock())
     operator.act(lambda now: orders.cancel(record, why, now))
-    how = f"worker {row.worker} runs on, its answer is dropped" if row.worker else "it waited"
+    how = f"worker {row.worker} has it and learns of it, its answer is dropped" if row.worker else "it waited"
     row = msgspec.structs.replace(row, is_given_up=True)
     return Requests(rows=[row], text=f"request {request} of {row.service} is cancelled: {how}")
 

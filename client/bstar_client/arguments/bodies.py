@@ -41,7 +41,10 @@ def to_frames(body: object) -> list[bytes]:
     if isinstance(body, str):
         raise TypeError("a body is bytes or a sequence of bytes: encode the text first")
     if not isinstance(body, Sequence):
-        raise TypeError(f"a body is bytes or a sequence of bytes, not {type(body).__name__}")
+        raise TypeError(
+            "a body is bytes, a sequence of bytes, or an object to encode (struct, dataclass, model, dict), "
+            f"not {type(body).__name__}"
+        )
     if not 0 < len(body) <= _BODY_FRAMES_MAX:
         raise LocalProtocolError(f"a body has 1 to {_BODY_FRAMES_MAX} frames, not {len(body)}")
     frames = list(body)

@@ -25,14 +25,16 @@ _RETRY_MS_MAX = NEVER_MS - 1
 class Request(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What a handler is given.
 
-    ``frames`` is the body, one frame or more. ``identity`` names the request: 24 bytes, or in plain MDP the
-    client's address. It is the same in every repetition, so a handler can use it as an idempotency key.
-    ``is_redelivered``: an earlier delivery of it may have begun. ``epoch``: the activation of the pair that
-    dispatched it (0 in plain MDP). ``deadline``: when the client stops waiting, on ``time.monotonic()``'s
-    clock; None if the client gave none. ``extensions``: the native header's extension bytes. ``attempt``:
-    which attempt of a durable request it is, 1 for every other request. ``headers``: the names and texts that
-    the client gave beside the body; empty in plain MDP. ``accepted_at``: when the node that dispatched it had
-    accepted it, on ``time.monotonic()``'s clock; None unless the request has headers and the node tells it.
+    ``service`` is its name. ``frames`` is the body, one frame or more; ``body`` is that of one frame.
+    ``is_cancelled`` and ``on_cancel``: its caller may give up. ``identity`` names the request: 24 bytes, or
+    in plain MDP the client's address. It is the same in every repetition, so a handler can use it as an
+    idempotency key. ``is_redelivered``: an earlier delivery of it may have begun. ``epoch``: the activation
+    of the pair that dispatched it (0 in plain MDP). ``deadline``: when the client stops waiting, on
+    ``time.monotonic()``'s clock; None if the client gave none. ``extensions``: the native header's extension
+    bytes. ``attempt``: which attempt of a durable request it is, 1 for every other request. ``headers``: the
+    names and texts that the client gave beside the body; empty in plain MDP. ``accepted_at``: when the node
+    that dispatched it had accepted it, on ``time.monotonic()``'s clock; None unless the request has headers
+    and the node tells it.
     """
 
     service: bytes
