@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from bstar.wire import durable
+from bstar.wire import durable, mmi
 from bstar.wire.durable import Cause, Fetch, Filter, Listing, Receipt, Service, Standing, State, Submit
 from bstar.wire.messages import Request
 from support.scripted import final
@@ -52,6 +52,9 @@ class FakeStore:
         return [answer for fetch, asker in waiting for answer in self._result(asker, fetch)]
 
     def _answer(self, request: Request, frame: bytes) -> Answer:
+        if request.service == mmi.Service.DESCRIPTIONS.value:
+            # No worker has told a schema.
+            return [final(request, mmi.OK, b"[]")]
         service = Service(request.service)
         if service is Service.SUBMIT:
             return self._submit(request, durable.decode(frame, Submit))
