@@ -501,35 +501,29 @@ def test_clients_with_many_large_submits_do_not_end_a_node_with_little_memory(
             assert {client.status_of(each, timeout=LIMIT_S).state for each in ids} == {"pending"}
 
 
-@contextmanager
-def started_pair(folder: Path, commands: dict[str, tuple[str, ...]]) -> Iterator[Pair]:
-    with Pair(folder, profile="wan", commands=commands) as pair:
-        pair.start()
-        yield pair
-
-
 @pytest.mark.loopback
 def test_a_client_that_reads_no_reply_leaves_a_node_with_little_memory_to_the_others(
     tmp_path: Path, limited: dict[str, tuple[str, ...]]
 ) -> None:
     """It asks for 1.5 GB. What it does not read is dropped beyond its share; another client is served."""
-    with (
-        started_pair(tmp_path, limited) as pair,
-        zmq.Context() as context,
-        Worker(pair.endpoints, "large", lambda request: bytes(int(request.body)), credit=20) as _,
-        HAClient(pair.endpoints, timeout=LIMIT_S) as other,
-    ):
-        assert other.request("large", b"5").body == bytes(5)
-        active = pair.active()
-        with context.socket(zmq.DEALER) as greedy:
-            greedy.linger = 0
-            greedy.rcvhwm = 1
-            greedy.connect(active.endpoint)
-            for _ in range(3_000):
-                greedy.send_multipart([b"MDPC02", b"\1", b"large", b"500000"])
-            # Its last requests are answered or refused, whatever became of the replies.
-            active.wait_for("dropped", lambda state: state.broker.drops.get("undeliverable", 0) > 100)
-            for _ in range(20):
-                assert other.request("large", b"100000").body == bytes(100_000)
-        assert pair.odd_ends == []
-        assert active.state().pair.epoch == 1
+    with Pair(tmp_path, profile="wan", commands=limited) as pair:
+        pair.start()
+        with (
+            zmq.Context() as context,
+            Worker(pair.endpoints, "large", lambda request: bytes(int(request.body)), credit=20),
+            HAClient(pair.endpoints, timeout=LIMIT_S) as other,
+        ):
+            assert other.request("large", b"5").body == bytes(5)
+            active = pair.active()
+            with context.socket(zmq.DEALER) as greedy:
+                greedy.linger = 0
+                greedy.rcvhwm = 1
+                greedy.connect(active.endpoint)
+                for _ in range(3_000):
+                    greedy.send_multipart([b"MDPC02", b"\1", b"large", b"500000"])
+                # Its last requests are answered or refused, whatever became of the replies.
+                active.wait_for("dropped", lambda state: state.broker.drops.get("undeliverable", 0) > 100)
+                for _ in range(20):
+                    assert other.request("large", b"100000").body == bytes(100_000)
+            assert pair.odd_ends == []
+            assert active.state().pair.epoch == 1

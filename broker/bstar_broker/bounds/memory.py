@@ -133,7 +133,7 @@ class MemoryWatch(Closing):
             self._give_back()
             left = self._memory.left() or 0
         self._ledger.waiting.fit(left)
-        # A half, as there.
+        # A half, as in ``fit``: each byte may be in memory twice.
         self._given = self._ledger.memory_left = left // 2
         self._look_at = now + min(left / _GROWTH_BYTES_PER_S, _LOOK_INTERVAL_MAX_S)
         if left <= 0 and now - self._warned_at >= _WARNING_INTERVAL_S:
