@@ -14,7 +14,7 @@ from bstar.wire.messages import ErrorCode, Reason
 from bstar_broker.core import NodeState, Notice
 from bstar_broker.core.admission import ASKERS_MAX
 from bstar_broker.core.management import Management, Pictures, broker_state
-from bstar_broker.core.records import Bundle
+from bstar_broker.core.records import Accepted, Bundle
 from support.desk import Desk, heard, ident, sent
 
 DISCONNECT02 = [b"MDPW02", b"\x06"]
@@ -391,6 +391,20 @@ def test_a_reply_beyond_a_bound_does_not_leave_its_request_hanging() -> None:
         (b"w", native.DISCONNECT),
         (b"c", native.ERROR),
     ]
+
+
+def test_workers_that_expire_together_do_not_get_each_others_requests() -> None:
+    """Both are silent, and their time ends in the same look at all workers."""
+    desk = Desk()
+    desk.ready(b"w1")
+    desk.ready(b"w2")
+    assert [frames[0] for frames in desk.request(b"c", 1)] == [b"w1"]
+    told = desk.wait(60.0)
+    assert not desk.ledger.workers
+    assert native.REQUEST not in [heard(frames).command for frames in told]
+    [request] = desk.ledger.services[b"echo"].queue
+    assert isinstance(request, Accepted)
+    assert request.deliveries == 1
 
 
 def test_a_redelivered_request_that_expires_is_not_called_unexecuted() -> None:

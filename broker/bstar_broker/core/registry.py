@@ -520,6 +520,9 @@ class WorkerRegistry:
                         worker.codec.heartbeat(worker.routing_id, worker.envelope, status.state, status.epoch)
                     )
                 )
+        for worker in expired:
+            # None of them gets what another one had.
+            worker.service.idle.pop(worker, None)
         if ledger.is_serving:
             # A suspect has waited long enough for a worker of its own.
             for service in ledger.services.values():
