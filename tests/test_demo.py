@@ -81,7 +81,7 @@ def test_an_interrupted_demo_ends_its_processes(tmp_path: Path, number: signal.S
     for line in process.stderr:
         if "the client sends" in line:
             break
-    assert processes_of(tmp_path) >= 5  # itself, two brokers, two workers, perhaps the client
+    assert processes_of(tmp_path) >= 5  # itself, two brokers, two workers
     process.send_signal(number)
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130

@@ -1,8 +1,9 @@
 """``bstar demo``: a pair under load loses its active node, and the client loses nothing.
 
-Real processes throughout: two brokers, two workers, a client. The active broker is killed with SIGKILL, the
-backup takes over, the primary comes back, and the role is handed back by stopping the backup. Then everything
-is counted: what was asked and answered, what was executed twice, and how long the client had to wait.
+Real processes: two brokers and two workers; the client is in this one. The active broker is killed with
+SIGKILL, the backup takes over, the primary comes back, and the role is handed back by stopping the backup.
+Then everything is counted: what was asked and answered, what was executed twice, and how long the client had
+to wait.
 """
 
 import time
@@ -17,9 +18,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from bstar_cli.demo_load import Outcome
 from bstar_cli.demo_show import Show, counts_table, leave, perform, printer
-from bstar_cli.demo_stage import Stage
+from bstar_cli.demo_stage import Load, Stage
 from bstar_cli.terminal import table
 from bstar_testing import Node
 
@@ -114,7 +114,7 @@ def _play(stage: Stage, show: Show, seconds: float, rate: float) -> Report:
     active, passive = wait_pair(stage)
     show.say(f"the {active.role} serves; the client sends {rate:g} requests per second")
     started = time.monotonic()
-    stage.launch_load(rate)
+    load = stage.launch_load(rate)
     stage.wait_answers(steady[0], "the client gets answers")
 
     happens(f"kill -9 of the active {active.role}")
@@ -142,11 +142,11 @@ def _play(stage: Stage, show: Show, seconds: float, rate: float) -> Report:
     stage.wait_answers(steady[4], "the client gets answers at the end")
 
     show.say("the client sends nothing more and waits for what is outstanding")
-    outcome = stage.finish_load()
+    load.finish()
     ended = time.monotonic()
     executions = stage.finish_workers()
     show.say("done")
-    return _report(outcome, executions, events, started=started, ended=ended, rate=rate)
+    return _report(load, executions, events, started=started, ended=ended, rate=rate)
 
 
 def wait_pair(stage: Stage) -> tuple[Node, Node]:
@@ -171,7 +171,7 @@ def _wait_takeover(stage: Stage, node: Node) -> None:
 
 
 def _report(
-    outcome: Outcome,
+    load: Load,
     executions: Sequence[str],
     events: Sequence[tuple[str, float]],
     *,
@@ -179,28 +179,29 @@ def _report(
     ended: float,
     rate: float,
 ) -> Report:
-    lost = outcome.sent - len(outcome.calls)
+    counts, calls = load.counts(), load.calls
+    lost = counts.sent - len(calls)
     ends = [at for _, at in events[1:]] + [ended]
     reports = []
     for (what, at), end in zip(events, ends, strict=True):
-        gap_s, call_s = outage(outcome.calls, at, end)
-        in_flight = sum(sent <= at < answered for sent, answered in outcome.calls)
+        gap_s, call_s = outage(calls, at, end)
+        in_flight = sum(sent <= at < answered for sent, answered in calls)
         reports.append(
             EventReport(what, round(at - started, 3), in_flight, round(gap_s, 4), round(call_s, 4))
         )
     return Report(
-        ok=lost == 0 and outcome.crossed == 0 and outcome.sent > 0,
-        sent=outcome.sent,
-        answered=len(outcome.calls),
+        ok=lost == 0 and counts.crossed == 0 and counts.sent > 0,
+        sent=counts.sent,
+        answered=len(calls),
         lost=lost,
-        crossed=outcome.crossed,
+        crossed=counts.crossed,
         executions=len(executions),
         duplicated_executions=sum(Counter(executions).values()) - len(set(executions)),
-        resends=outcome.resends,
+        resends=load.client.counters.resends,
         seconds=round(ended - started, 3),
         rate=rate,
         events=reports,
-        failures=outcome.failures[:20],
+        failures=load.failures[:20],
     )
 
 

@@ -1,17 +1,15 @@
-"""The demo's processes: a pair of the test kit, its workers and a client, watched while they run."""
+"""The demo's processes: a pair of the test kit and its workers, watched while they run, and its client."""
 
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
+from bstar.errors import BstarError
 from bstar_broker.core.snapshot import NodeState
-from bstar_cli.demo_load import CALL_TIMEOUT_S, Outcome
-from bstar_cli.engine import Counts
+from bstar_cli.engine import Counts, SteadyCalls
+from bstar_client import HAClient, JournalSettings
 from bstar_testing import HarnessError, Node, Pair, Process, wait_until
 
 PAIR = "demo"
@@ -22,8 +20,30 @@ _STEP_S_MAX = 45.0
 _END_S_MAX = 15.0
 # Each look asks both nodes for their state. More looks would take CPU time from what is shown.
 _LOOK_S = 0.05
+# Requests outstanding at most: without answers the load waits instead of piling up.
+_WINDOW = 64
+# Far longer than any failover, so that a call fails only if its request is lost.
+_CALL_TIMEOUT_S = 15.0
 
-_decode_progress = msgspec.json.Decoder(Counts).decode
+
+class Load(SteadyCalls):
+    """The client. ``calls`` are the times of sending and of the reply, of those that were answered."""
+
+    def __init__(self, client: HAClient, rate: float) -> None:
+        self.client = client
+        self.calls: list[tuple[float, float]] = []
+        self.failures: list[str] = []
+        super().__init__(
+            client,
+            SERVICE,
+            rate=rate,
+            window=_WINDOW,
+            on_answer=lambda sent, answered, _: self.calls.append((sent, answered)),
+            on_failure=self._note_failure,
+        )
+
+    def _note_failure(self, number: int, error: BstarError) -> None:
+        self.failures.append(f"request {number}: {type(error).__name__}: {error}")
 
 
 class Stage(Pair):
@@ -39,7 +59,7 @@ class Stage(Pair):
         super().__init__(folder, name=PAIR, journals=journals, has_store=has_store)
         self._on_look = on_look
         self._is_interrupted = False
-        self._load: Process | None = None
+        self._load: Load | None = None
         self.progress = Counts(0, 0, 0, 0)
         self.states: dict[str, NodeState | None] = {}
         """What each node said of itself at the last look, by role; None if it did not answer."""
@@ -49,7 +69,10 @@ class Stage(Pair):
         self._is_interrupted = True
 
     def close(self) -> None:
-        """End every process in good order, and kill those that do not end. Idempotent."""
+        """End the client and every process in good order, and kill those that do not end. Idempotent."""
+        if self._load is not None:
+            self._load.client.close()
+            self._load.finish()
         with suppress(HarnessError):
             self.stop(_END_S_MAX)
         super().close()
@@ -70,23 +93,17 @@ class Stage(Pair):
             environment={"DEMO_EXECUTIONS": str(self.folder / "executions")},
         )
 
-    def launch_load(self, rate: float) -> None:
-        """Start the client."""
-        journaled = () if self.journals is None else (str(self.journals), PAIR)
-        options = (",".join(self.endpoints), SERVICE, str(rate), str(self.folder), *journaled)
-        self._load = self.start_process("client", (sys.executable, "-m", "bstar_cli.demo_load", *options))
+    def launch_load(self, rate: float) -> Load:
+        """Start the client; its threads are of this process."""
+        kept = self.journals
+        journal = None if kept is None else JournalSettings(str(kept), pair=PAIR, name="client")
+        self._load = Load(self.client(timeout=_CALL_TIMEOUT_S, journal=journal), rate)
+        return self._load
 
     def finish_node(self, node: Node) -> None:
         """SIGTERM, and wait for the end in good order."""
         node.terminate()
         self.finish(node)
-
-    def finish_load(self) -> Outcome:
-        """Let the client send nothing more, and wait for what is outstanding."""
-        assert self._load is not None
-        self._load.close_input()
-        self.finish(self._load, CALL_TIMEOUT_S + _STEP_S_MAX)
-        return msgspec.json.decode((self.folder / "outcome").read_bytes(), type=Outcome)
 
     def finish_workers(self) -> list[str]:
         """Stop the workers; the numbers of all requests that they executed, one for each execution."""
@@ -150,8 +167,8 @@ class Stage(Pair):
 
     def read_progress(self) -> None:
         """Look how far the client is."""
-        with suppress(FileNotFoundError):  # it has not begun
-            self.progress = _decode_progress((self.folder / "progress").read_bytes())
+        if self._load is not None:
+            self.progress = self._load.counts()
 
     def summary(self) -> str:
         """How far the client is, for the watcher."""
