@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from functools import partial
 from typing import Self
 
 import msgspec
@@ -121,7 +122,9 @@ class FreelanceServer:
         self._drain_s = to_seconds(drain_timeout_s, "drain_timeout_s", may_be_zero=True)
         self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._pid = os.getpid()
-        self._state = _State()
+        # Requests without a reply; only the socket's thread changes it.
+        self._pending = 0
+        self._has_begun = False
         self._opened = _Opened(bind, identity, self._drain_s, security, context)
         self.counters = ServerCounters(self._opened.refusals)
         # A started server refers to itself through its reactor, so only the process's exit ends it.
@@ -158,7 +161,7 @@ class FreelanceServer:
         """Stop, and wait for the end within the drain timeout. Idempotent."""
         if self._pid != os.getpid():
             return
-        self._state.has_begun = True
+        self._has_begun = True
         self.stop()
         thread = self._opened.thread
         if thread is None:
@@ -177,13 +180,13 @@ class FreelanceServer:
     def _begin(self) -> None:
         if self._pid != os.getpid():
             raise ForkedError("this server was made before fork(): make a new one in the child process")
-        if self._state.has_begun:
+        if self._has_begun:
             raise ClosedError("a server runs once: make a new one")
-        self._state.has_begun = True
+        self._has_begun = True
         reactor, socket = self._opened.reactor, self._opened.socket
         reactor.add_reader(socket, self._on_message)
         # It reads no more then. Clients see a broken connection at the end, and ask another server.
-        reactor.on_stop(lambda now: reactor.remove(socket), lambda now: not self._state.pending)
+        reactor.on_stop(lambda now: reactor.remove(socket), lambda now: not self._pending)
 
     def _serve(self) -> None:
         for number in range(self._threads):
@@ -212,15 +215,15 @@ class FreelanceServer:
         if not body:
             counters.pings += 1
             self._send([frames[0], *lead])
-        elif self._state.pending >= _WAITING_MAX:
+        elif self._pending >= _WAITING_MAX:
             counters.dropped += 1
         else:
             counters.requests += 1
-            self._state.pending += 1
+            self._pending += 1
             self._inbox.put(_Job(frames[0], lead, body))
 
     def _answer(self, job: _Job, body: list[bytes]) -> None:
-        self._state.pending -= 1
+        self._pending -= 1
         self.counters.replies += 1
         self._send([job.sender, *job.lead, *body])
 
@@ -240,7 +243,7 @@ class FreelanceServer:
                 self.counters.failures += 1
                 body = report_plain(identity, error)
             with suppress(ClosedError):  # the server ended meanwhile
-                self._opened.reactor.call_threadsafe(_Answer(self._answer, job, body))
+                self._opened.reactor.call_threadsafe(partial(self._answer, job, body))
 
 
 class ServerCounters:
@@ -256,26 +259,6 @@ class ServerCounters:
         self.pings = 0
         self.dropped = 0
         self.invalid: Counter[str] = Counter()
-
-
-class _State:
-    """``pending``: requests without a reply; only the socket's thread changes it."""
-
-    def __init__(self) -> None:
-        self.pending = 0
-        self.has_begun = False
-
-
-class _Answer:
-    """A call with its arguments, for the socket's thread."""
-
-    __slots__ = ("_answer", "_body", "_job")
-
-    def __init__(self, answer: Callable[[_Job, list[bytes]], None], job: _Job, body: list[bytes]) -> None:
-        self._answer, self._job, self._body = answer, job, body
-
-    def __call__(self) -> None:
-        self._answer(self._job, self._body)
 
 
 class _Opened:
