@@ -20,8 +20,8 @@ from bstar_broker.store.core.events import Import, Write, Written
 from bstar_broker.store.core.records import Totals
 from bstar_broker.store.wal_file import scan
 from bstar_cli import exits
-from bstar_cli.check_progress import CheckProgress
 from bstar_cli.main import main
+from bstar_cli.store import check_progress
 from support.entries import entry, name, submit, submitted
 from support.store_disk import Platter, mark
 
@@ -209,14 +209,14 @@ def test_a_check_says_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [news for news in heard if news[0] == "records"] == [
         ("records", done, 1_800) for done in (500, 1_000, 1_500)
     ]
-    with CheckProgress(Console(stderr=True, force_terminal=False), line_interval_s=0.0) as progress:
-        progress.watch("pages", 0, 0)
-        progress.watch("records", 500, 1_800)
+    with check_progress(Console(stderr=True, force_terminal=False), line_interval_s=0.0) as watch:
+        watch("pages", 0, 0)
+        watch("records", 500, 1_800)
     assert capsys.readouterr().err == "pages: under way\nrecords: 500 of 1800\n"
     shown = io.StringIO()
-    with CheckProgress(Console(file=shown, force_terminal=True, width=100)) as progress:
-        progress.watch("pages", 0, 0)
-        progress.watch("records", 500, 1_800)
+    with check_progress(Console(file=shown, force_terminal=True, width=100)) as watch:
+        watch("pages", 0, 0)
+        watch("records", 500, 1_800)
     assert "500/1800" in shown.getvalue()
 
 

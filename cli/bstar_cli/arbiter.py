@@ -8,10 +8,8 @@ import structlog
 import typer
 
 import bstar
-from bstar.base.endpoints import parse_endpoint
-from bstar.errors import ConfigurationError
 from bstar_cli.logs import LogOptions
-from bstar_cli.options import ServedHttp, refuse
+from bstar_cli.options import ServedHttp, check_listens
 
 
 def arbiter(
@@ -64,7 +62,7 @@ def arbiter(
 
         bstar arbiter --bind tcp://10.0.0.3:5010 --insecure --state-dir /var/lib/bstar-arbiter
     """
-    _check_address(bind, key, principals, is_insecure=insecure)
+    check_listens("--bind", bind, key, principals, is_insecure=insecure)
     place = http.place()
     logs.configure()
     log = structlog.get_logger("bstar")
@@ -85,18 +83,3 @@ def arbiter(
         )
         server.run()
     log.info("stopped", questions=server.machine.questions, refusals=server.machine.refusals)
-
-
-def _check_address(bind: str, key: Path | None, principals: Path | None, *, is_insecure: bool) -> None:
-    """Refuse an address that strangers reach without a key. Raises ConfigurationError."""
-    try:
-        endpoint = parse_endpoint(bind, bind=True)
-    except ValueError as error:
-        raise ConfigurationError(f"--bind: {error}") from error
-    refuse((key is None) != (principals is None), "--key-file and --principals belong together: give both")
-    refuse(
-        not (endpoint.is_loopback or is_insecure or key),
-        f"--bind {bind}: others can reach this address, and without --key-file there is no encryption and no "
-        "authentication: make keys (bstar keys new), bind 127.0.0.1, or say --insecure if the network itself "
-        "keeps strangers out",
-    )

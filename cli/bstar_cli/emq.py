@@ -9,15 +9,13 @@ from typing import Annotated, Any, Literal
 import structlog
 import typer
 
-from bstar.base.endpoints import parse_endpoint
 from bstar.base.printable import printable
-from bstar.errors import ConfigurationError
 from bstar.security import Security, ServerSecurity
 from bstar.security.zap import uses_services
 from bstar.settings.document import Problems, locator, read_document
 from bstar.settings.principals import watch_principals
 from bstar_cli.logs import LogOptions
-from bstar_cli.options import refuse
+from bstar_cli.options import check_listens, refuse
 from bstar_cli.terminal import json_line
 from bstar_client.emq import EmqJobManager, EmqPubSub, ask_router
 
@@ -151,18 +149,8 @@ def emq_pubsub(
         bstar emq-pubsub --bind-in tcp://10.0.0.5:47298 --bind-out tcp://10.0.0.5:47299 \
 --key-file keys/device.key --principals keys/principals.yaml
     """
-    refuse((key is None) != (principals is None), "--key-file and --principals belong together: give both")
     for name, text in (("--bind-in", bind_in), ("--bind-out", bind_out)):
-        try:
-            endpoint = parse_endpoint(text, bind=True)
-        except ValueError as error:
-            raise ConfigurationError(f"{name}: {error}") from error
-        refuse(
-            not (endpoint.is_loopback or insecure or key),
-            f"{name} {text}: others can reach this address, and without --key-file there is no encryption "
-            "and no authentication: make keys (bstar keys new), bind 127.0.0.1, or say --insecure if the "
-            "network itself keeps strangers out",
-        )
+        check_listens(name, text, key, principals, is_insecure=insecure)
     logs.configure()
     log = structlog.get_logger("bstar.emq")
     security = None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import msgspec
 import typer
 
+from bstar.base.endpoints import parse_endpoint
 from bstar.errors import ConfigurationError
 from bstar.fleet import Fleet
 from bstar.security import Security
@@ -232,6 +233,23 @@ class NodeConfiguration:
         from bstar.settings import load  # noqa: PLC0415 - see above
 
         return load(self.config, options=parse_set(self.assignments or ()))
+
+
+def check_listens(
+    option: str, bind: str, key: Path | None, principals: Path | None, *, is_insecure: bool
+) -> None:
+    """ConfigurationError if strangers reach this address without a key."""
+    try:
+        is_loopback = parse_endpoint(bind, bind=True).is_loopback
+    except ValueError as error:
+        raise ConfigurationError(f"{option}: {error}") from error
+    refuse((key is None) != (principals is None), "--key-file and --principals belong together: give both")
+    refuse(
+        not (is_loopback or is_insecure or key),
+        f"{option} {bind}: others can reach this address, and without --key-file there is no encryption and "
+        "no authentication: make keys (bstar keys new), bind 127.0.0.1, or say --insecure if the network "
+        "itself keeps strangers out",
+    )
 
 
 def fleet_of(endpoints: str | None, config: Path | None) -> Fleet:

@@ -1,20 +1,26 @@
 """``bstar store``: the durable store on a disk, checked while no node uses it (docs/durable.md)."""
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from bstar.base.printable import printable
 from bstar_broker.operate.orders import ORDERS
 from bstar_broker.store.check import Report, check
 from bstar_cli import exits
-from bstar_cli.check_progress import CheckProgress
 from bstar_cli.options import grouped, refuse
 from bstar_cli.orders import add_to
 
 _TEXT_CHARS_MAX: Final = 1_000
+# Of a log: rarely enough, and often enough to see that it goes on.
+_LINE_INTERVAL_S: Final = 10.0
 
 store = typer.Typer(
     name="store",
@@ -52,14 +58,46 @@ def _check(
         bstar store check /var/lib/bstar/store --json
     """
     refuse(not directory.is_dir(), f"{directory} is no directory")
-    with CheckProgress() as progress:
-        report = check(directory, progress.watch)
+    with check_progress() as watch:
+        report = check(directory, watch)
     if as_json:
         typer.echo(msgspec.json.encode({"is_whole": report.is_whole, **msgspec.to_builtins(_fields(report))}))
     else:
         _print(report)
     if not report.is_whole:
         raise typer.Exit(exits.FAILED)
+
+
+@contextmanager
+def check_progress(
+    console: Console | None = None, line_interval_s: float = _LINE_INTERVAL_S
+) -> Iterator[Callable[[str, int, int], None]]:
+    """What the check calls: so many of the rows of a part are read, 0 of 0 if that is not known. It shows it
+    on standard error: a bar on a terminal, otherwise a line now and then.
+    """
+    console = console or Console(stderr=True)
+    if console.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        tasks: dict[str, TaskID] = {}
+        with Progress(*columns, console=console, transient=True) as bar:
+
+            def draw(part: str, done: int, count: int) -> None:
+                if part not in tasks:
+                    tasks[part] = bar.add_task(part, total=count or None)
+                bar.update(tasks[part], completed=done)
+
+            yield draw
+        return
+    line_at = time.monotonic() + line_interval_s
+
+    def write(part: str, done: int, count: int) -> None:
+        nonlocal line_at
+        now = time.monotonic()
+        if now >= line_at:
+            line_at = now + line_interval_s
+            typer.echo(f"{part}: {done} of {count}" if count else f"{part}: under way", err=True)
+
+    yield write
 
 
 def _fields(report: Report) -> dict[str, object]:

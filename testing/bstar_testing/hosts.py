@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
+
+from bstar.base.closing import Closing
 
 
 class Host(Protocol):
@@ -39,7 +40,7 @@ class Host(Protocol):
         """Give back what the host holds. Idempotent."""
 
 
-class LoopbackHost:
+class LoopbackHost(Closing):
     """This machine on 127.0.0.1. A context manager that gives its ports back."""
 
     name = "loopback"
@@ -77,11 +78,3 @@ class LoopbackHost:
         """Give the ports back."""
         while self._holders:
             self._holders.pop().close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from importlib.util import find_spec
-from types import TracebackType
 from typing import Final, Self
 
 import msgspec
@@ -59,9 +58,7 @@ class NodeFront:
         self._log.info("http front", url=self.url)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._is_over.set()
             child = self._child

@@ -5,7 +5,6 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from bstar.errors import ConfigurationError
@@ -191,9 +190,7 @@ class FakePair:
         self._world.drive(task.done)
         return task.result()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def _end(self) -> None:
@@ -227,9 +224,7 @@ class FakePair:
             await self._end_in_loop()
             raise
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._end_in_loop()
 
     async def _end_in_loop(self) -> None:
