@@ -358,6 +358,20 @@ def test_a_handshake_that_fails_gets_more_time_in_the_next_round_of_keys(dealer:
     assert dealer.handshake_ivl == 2_000
 
 
+def test_each_key_is_the_first_of_a_round_in_turn(dealer: zmq.Socket[bytes]) -> None:
+    """A failure that is read late counts for the key after its own: only the first is sure to be tried."""
+    own, *servers = (new_key(name) for name in ("own", "primary", "backup", "other"))
+    security = Security(own, servers=[key.public for key in servers])
+    tried: list[int] = []
+    connector = Connector(dealer, ENDPOINT, security, on_connect=lambda: tried.append(connector.number % 3))
+    connector.connect()
+    for _ in range(9):
+        if connector.note(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
+            assert not connector.note(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)  # of the ended connection
+            connector.connect_again()
+    assert tried == [0, 1, 2, 2, 0, 1, 1, 2, 0, 0]
+
+
 def test_libzmq_tries_again_by_itself_without_keys(dealer: zmq.Socket[bytes]) -> None:
     connector = Connector(dealer, ENDPOINT, None)
     connector.connect()

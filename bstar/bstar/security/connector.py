@@ -116,13 +116,17 @@ class Connector:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.failures = 0
             self._is_given_up = False
-        elif event & FAILURES:
+        elif event & FAILURES and self.is_connecting:
             self.failures += 1
             if event in _GIVEN_UP:
                 self._is_given_up = True
                 return True
             if self._security is not None:
                 if not self.failures % max(1, len(self._security.servers)):
+                    # libzmq tries a key again until its owner, who may be late, has read that it failed. That
+                    # attempt's failure counts for the next key and ends its handshake. Only the first key of
+                    # a round has no other before it: it is each key in turn.
+                    self.number -= 1
                     self.disconnect()
                     return True
                 self.connect_again()
