@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -147,6 +149,27 @@ def test_a_new_process_that_holds_too_much_at_once_is_warned_of(pair: Pair, tmp_
     write(tmp_path, pair)
     with running(tmp_path, "--memory-max", "1M"):
         logged(tmp_path, "a new process holds more than --memory-max")
+
+
+def test_a_new_process_that_dies_at_once_is_started_again_after_pauses_that_grow(
+    pair: Pair, tmp_path: Path
+) -> None:
+    write(tmp_path, pair)
+    (tmp_path / "started").touch()
+    with (tmp_path / "shop.py").open("a") as shop:
+        shop.write("import pathlib\n\npathlib.Path('started').unlink()\n")
+    options = ("--requests-max", "1", "--log-format", "json")
+    with running(tmp_path, *options), HAClient(pair.endpoints) as client:
+        client.request("pid", b"")
+        logged(tmp_path, "a process ended", '"starts_in_s": 3.2')
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if line[:1] == "{"]
+    ended_at, pause_s = 0.0, 0.0
+    for line in lines:
+        at = datetime.fromisoformat(line["timestamp"]).timestamp()
+        if line["event"] == "a process ended":
+            ended_at, pause_s = at, line["starts_in_s"]
+        elif line["event"] == "replacing a process":
+            assert at >= ended_at + pause_s - 0.1
 
 
 def test_processes_log_as_the_command_says(pair: Pair, tmp_path: Path) -> None:

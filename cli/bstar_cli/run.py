@@ -335,7 +335,7 @@ class _Supervisor:
                 return False
             slot.deaths = 1 if child.is_ready and lived_s >= _SERVED_S else slot.deaths + 1
             pause_s = min(_PAUSE_MIN_S * 2.0 ** (slot.deaths - 1), _PAUSE_MAX_S)
-            if was_only:
+            if was_only or was_next:
                 slot.starts_at = time.monotonic() + pause_s
             why = f"signal {signal.Signals(-code).name}" if code < 0 else f"status {code}"
             self._log.warning(
@@ -378,9 +378,9 @@ class _Supervisor:
         # The oldest first, or the first place would always have its turn.
         children = sorted((slot.child for slot in self.slots if slot.child), key=lambda child: child.began_at)
         for child in children:
-            if why := self._why_replaced(child):
+            slot = self.slots[child.slot - 1]
+            if now >= slot.starts_at and (why := self._why_replaced(child)):
                 self._log.info("replacing a process", process=child.slot, pid=child.process.pid, why=why)
-                slot = self.slots[child.slot - 1]
                 slot.next = self._start(slot)
                 return
 
