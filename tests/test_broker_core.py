@@ -33,7 +33,7 @@ def test_a_plain_request_is_not_tried_again() -> None:
     desk = Desk()
     desk.ready(b"w")
     desk.request(b"c", 1)
-    retry = native.encode_error(ident(1), 7, ErrorCode.RETRY, b"not yet", retry_ms=5)
+    retry = native.encode_error(ident(1), 7, ErrorCode.RETRY, b"not yet", native.pack_retry(5))
     [told] = desk.send(b"w", *retry)
     message = heard(told)
     assert (told[0], message.command, message.value) == (b"c", native.ERROR, ErrorCode.RETRY)

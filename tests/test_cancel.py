@@ -225,7 +225,11 @@ def test_a_handler_that_runs_on_shows_after_the_grace() -> None:
     tell(bench, 0, ONE)
     assert bench.core.overdue_cancels(bench.now + 1.9) == 0
     assert bench.core.overdue_cancels(bench.now + 2.0) == 1
-    bench.take(bench.core.cancelled(bench.begun()[0], "CancelledError: ", bench.now))
+    bench.take(
+        bench.core.failed(
+            bench.begun()[0], [b"CancelledError: "], bench.now, ErrorCode.CANCELLED, "cancelled"
+        )
+    )
     assert bench.core.overdue_cancels(bench.now + 9.0) == 0
     assert bench.sent(0)[-1][3] == ErrorCode.CANCELLED
     assert [type(output) for output in bench.log].count(Begin) == 1

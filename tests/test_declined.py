@@ -33,6 +33,7 @@ from bstar_client import (
     Worker,
     WorkerHooks,
 )
+from bstar_client.arguments.declined import frames_of
 from bstar_client.calls.durable_answers import Polls, read_status
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker.dialects import Job, Mdp02Worker, NativeWorker
@@ -138,23 +139,25 @@ def job_of(bench: Bench) -> Job:
 def test_the_worker_answers_and_has_room_again() -> None:
     bench = Bench()
     job = job_of(bench)
-    [sent] = bench.core.declined(job, TEXT, b"[7]", bench.now)
+    [sent] = bench.core.failed(job, [TEXT, b"[7]"], bench.now, outcome="declined")
     assert isinstance(sent, Send)
     message = native.decode(sent.frames)
     assert (message.command, message.value, message.body) == (native.ERROR, 1, [TEXT, b"[7]"])
     assert (bench.core.counters.declined, bench.core.counters.failed) == (1, 0)
     assert bench.core.running == 0
-    assert bench.core.declined(job, TEXT, b"", bench.now) == []
+    assert bench.core.failed(job, [TEXT], bench.now, outcome="declined") == []
     assert bench.core.counters.results_late == 1
 
 
 def test_without_data_there_is_no_frame_for_it() -> None:
-    frames = NativeWorker().declined(job_of(Bench()), TEXT, b"")
-    assert frames[1:] == [TEXT]
+    assert frames_of(decline()) == [TEXT]
 
 
 def test_a_plain_worker_sends_the_published_form() -> None:
-    assert Mdp02Worker().declined(job_of(Bench()), TEXT, b"[7]")[-2:] == [b"500", TEXT]
+    assert Mdp02Worker().failure(job_of(Bench()), ErrorCode.HANDLER_FAILED, TEXT, b"[7]")[-2:] == [
+        b"500",
+        TEXT,
+    ]
 
 
 # --- the broker ---------------------------------------------------------------------------------------------
@@ -275,7 +278,7 @@ def old_client(frames: list[bytes]) -> HandlerError:
 
 
 def worker_says(data: bytes = b"[7]") -> list[bytes]:
-    return NativeWorker().declined(job_of(Bench()), TEXT, data)
+    return NativeWorker().failure(job_of(Bench()), ErrorCode.HANDLER_FAILED, TEXT, data)
 
 
 def test_an_old_broker_loses_only_the_data() -> None:
@@ -301,7 +304,7 @@ def test_an_old_worker_never_says_it() -> None:
 def dead(solo: SoloStore) -> Standing:
     solo.submit(ID, attempts_max=5)
     [job] = ready(solo)
-    solo.say(*native.encode_error(job.identity, job.epoch, 1, TEXT, data=b"[7]"), sender=WORKER)
+    solo.say(*native.encode_error(job.identity, job.epoch, 1, TEXT, b"[7]"), sender=WORKER)
     return solo.status(ID)
 
 

@@ -53,7 +53,8 @@ def fail(
     code: ErrorCode = ErrorCode.HANDLER_FAILED,
     retry_ms: int = OWN_BACKOFF,
 ) -> list[list[bytes]]:
-    frames = native.encode_error(job.identity, job.epoch, code, b"no luck", retry_ms=retry_ms)
+    behind = [native.pack_retry(retry_ms)] if code == ErrorCode.RETRY else []
+    frames = native.encode_error(job.identity, job.epoch, code, b"no luck", *behind)
     return solo.say(*frames, sender=WORKER)
 
 

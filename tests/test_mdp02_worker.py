@@ -128,7 +128,7 @@ def test_any_number_of_partials_and_then_exactly_one_final(bench: Bench, count: 
 
 
 def test_a_failure_is_a_final_of_two_frames(bench: Bench) -> None:
-    bench.take(bench.core.failed(bench.request(), "ValueError: no", bench.now))
+    bench.take(bench.core.failed(bench.request(), [b"ValueError: no"], bench.now))
     assert bench.sent()[-1] == [b"MDPW02", b"\x04", ADDRESS, b"", b"500", b"ValueError: no"]
 
 

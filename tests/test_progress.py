@@ -196,7 +196,7 @@ def test_the_last_value_leaves_before_the_end(end: str) -> None:
     elif end == "finished together":
         studio.take(studio.core.finished_all([(job, [b"done"])], studio.now))
     elif end == "failed":
-        studio.take(studio.core.failed(job, "KeyError", studio.now))
+        studio.take(studio.core.failed(job, [b"KeyError"], studio.now))
     else:
         studio.wait(0.06)
     assert studio.said() == [1, 2, "end"]

@@ -21,6 +21,7 @@ from bstar.wire.extensions import (
 from bstar.wire.messages import (
     NEVER_MS,
     NO_PROCESS,
+    OWN_BACKOFF,
     Directed,
     Disconnect,
     ErrorCode,
@@ -173,12 +174,12 @@ SAID: list[tuple[str, list[bytes], object]] = [
     ),
     (
         f"b5010400.{ID}.0000000000000003.00000008.00 6e6f7420796574 000007d0",
-        native.encode_error(IDENTITY, 3, 8, b"not yet", retry_ms=2_000),
+        native.encode_error(IDENTITY, 3, 8, b"not yet", native.pack_retry(2_000)),
         Failure(b"id", IDENTITY, 8, b"not yet", octets(f"b5010400.{ID}.0000000000000003.00000008.00"), 2_000),
     ),
     (
         f"b5010400.{ID}.0000000000000003.00000008.00 - ffffffff",
-        native.encode_error(IDENTITY, 3, 8, b""),
+        native.encode_error(IDENTITY, 3, 8, b"", native.pack_retry(OWN_BACKOFF)),
         Failure(b"id", IDENTITY, 8, b"", octets(f"b5010400.{ID}.0000000000000003.00000008.00")),
     ),
     (

@@ -328,7 +328,7 @@ def test_a_broker_that_ignores_the_credit_is_ignored(bench: Bench) -> None:
 def test_a_handlers_failure_becomes_an_error_with_its_text(bench: Bench) -> None:
     bench.request(0)
     [job] = bench.begun()
-    bench.take(bench.core.failed(job, "ValueError: " + "x" * 10_000, bench.now))
+    bench.take(bench.core.failed(job, [b"ValueError: " + b"x" * 10_000], bench.now))
     assert bench.sent(0)[-1] == (native.ERROR, ONE, 1, ErrorCode.HANDLER_FAILED)
     [*_, last] = [output for output in bench.log if isinstance(output, Send)]
     assert last.frames[1].startswith(b"ValueError: x")
@@ -638,7 +638,7 @@ def test_whatever_happens_each_request_is_answered_at_most_once_and_never_begun_
             case "finish" if running:
                 bench.finish(running[0])
             case "fail" if running:
-                bench.take(bench.core.failed(running[0], "no", bench.now))
+                bench.take(bench.core.failed(running[0], [b"no"], bench.now))
             case "partial" if running:
                 bench.take(bench.core.partial(running[0], [b"p"], bench.now))
             case "epoch":

@@ -14,7 +14,6 @@ from typing import Literal
 from bstar.errors import RemoteProtocolError
 from bstar.wire import mmi, native
 from bstar.wire.mdp import MDP01, MDP02, WorkerVerb
-from bstar.wire.messages import OWN_BACKOFF
 from bstar_client.core.worker.dialects import Heard, Hearing, Job, Mdp02Worker, NativeWorker, WorkerDialect
 from sim.network import Frames
 
@@ -123,12 +122,8 @@ class Mdp01Worker(Mdp02Worker):
         """``[] [MDPW01] [03] [client] [] [body…]``"""
         return MDP01.encode_final(job.identity, body)
 
-    def failure(self, job: Job, code: int, text: str, retry_ms: int = OWN_BACKOFF) -> Frames:
+    def failure(self, job: Job, code: int, text: bytes, *behind: bytes) -> Frames:
         """The same, with ``[500] [text]`` for a body."""
-        return MDP01.encode_final(job.identity, [b"500", text.encode()])
-
-    def declined(self, job: Job, text: bytes, data: bytes) -> Frames:
-        """The same."""
         return MDP01.encode_final(job.identity, [b"500", text])
 
     def read(self, frames: Frames) -> Heard:
@@ -167,12 +162,8 @@ class PirateWorker(Mdp02Worker):
         """``[client] [] [body…]``"""
         return [job.identity, b"", *body]
 
-    def failure(self, job: Job, code: int, text: str, retry_ms: int = OWN_BACKOFF) -> Frames:
+    def failure(self, job: Job, code: int, text: bytes, *behind: bytes) -> Frames:
         """The same, with ``[500] [text]`` for a body."""
-        return [job.identity, b"", b"500", text.encode()]
-
-    def declined(self, job: Job, text: bytes, data: bytes) -> Frames:
-        """The same."""
         return [job.identity, b"", b"500", text]
 
     def read(self, frames: Frames) -> Heard:

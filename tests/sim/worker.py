@@ -310,7 +310,7 @@ class SimWorker(LinkOwner):
                 self._end(job)
         elif kind == "fail":
             self.told(job, [token], "failure")
-            self._do(self.core.failed(job, token.decode(), now))
+            self._do(self.core.failed(job, [token], now))
             self._end(job)
         else:
             # A reply of one frame may travel with others, one of two may not.

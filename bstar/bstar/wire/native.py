@@ -26,7 +26,7 @@ from bstar.wire.batches import KEYED_NUMBER_MIN, pack_finals, pack_requests
 from bstar.wire.dialect import Frames
 from bstar.wire.limits import CREDIT_MAX, EXTENSIONS_BYTES_MAX, SERVICE_BYTES_MAX, TEXT_BYTES_MAX, TTL_MS_MAX
 from bstar.wire.mdp import check_body, check_service
-from bstar.wire.messages import NEVER_MS, OWN_BACKOFF, ErrorCode, NodeStatus, Reason
+from bstar.wire.messages import NEVER_MS, OWN_BACKOFF, NodeStatus, Reason
 from bstar.wire.progress import Progress, pack_progress
 
 MAGIC = b"\xb5\x01"
@@ -361,18 +361,16 @@ def encode_finals(client_id: bytes, epoch: int, numbers: Sequence[int], bodies: 
     return [header(FINALS, identity=client_id + NO_NUMBER, epoch=epoch), *pack_finals(numbers, bodies)]
 
 
-def encode_error(
-    identity: bytes, epoch: int, code: int, text: bytes, *, retry_ms: int = OWN_BACKOFF, data: bytes = b""
-) -> Frames:
+def encode_error(identity: bytes, epoch: int, code: int, text: bytes, *behind: bytes) -> Frames:
     """``[header 04] [text]``, for RETRY also ``[milliseconds]``, for a declined request ``[data]`` if it has
     any; the text is cut at ``TEXT_BYTES_MAX``.
     """
-    frames = [header(ERROR, identity=identity, epoch=epoch, value=code), text[:TEXT_BYTES_MAX]]
-    if code == ErrorCode.RETRY:
-        frames.append((NEVER_MS if retry_ms == OWN_BACKOFF else retry_ms).to_bytes(4, "big"))
-    elif data:
-        frames.append(data)
-    return frames
+    return [header(ERROR, identity=identity, epoch=epoch, value=code), text[:TEXT_BYTES_MAX], *behind]
+
+
+def pack_retry(retry_ms: int) -> bytes:
+    """The milliseconds behind the text of an ERROR RETRY, or OWN_BACKOFF."""
+    return (NEVER_MS if retry_ms == OWN_BACKOFF else retry_ms).to_bytes(4, "big")
 
 
 def read_retry(frames: Frames) -> int:

@@ -29,8 +29,8 @@ class Declined(Exception):  # noqa: N818 - an answer, not an error of the servic
         self.code = code
         self.text = text
         self.data = data
-        self._frames = declined_text(code, text), b"" if data is None else _encode(data)
-        if len(self._frames[1]) > DECLINED_DATA_BYTES_MAX:
+        self._frames = [declined_text(code, text), *([] if data is None else [_encode(data)])]
+        if len(self._frames[-1]) > DECLINED_DATA_BYTES_MAX:
             raise LocalProtocolError(f"the data of Declined has more than {DECLINED_DATA_BYTES_MAX} bytes")
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ def _encode(data: object) -> bytes:
         raise TypeError(f"the data of Declined is what JSON can hold: {error}") from error
 
 
-def frames_of(error: BaseException) -> tuple[bytes, bytes] | None:
-    """The text on the wire, and the data as JSON, empty without any; None of any other exception."""
+def frames_of(error: BaseException) -> list[bytes] | None:
+    """The text on the wire, and the data as JSON if there is any; None of any other exception."""
     # A subclass may not have called ``__init__``.
     return vars(error).get("_frames") if isinstance(error, Declined) else None

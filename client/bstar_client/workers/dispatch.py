@@ -12,6 +12,8 @@ from typing import Literal, assert_never
 
 from bstar.errors import BstarError
 from bstar.wire.extensions import NO_HEADERS, attempt_of, wants_progress
+from bstar.wire.messages import ErrorCode
+from bstar.wire.native import pack_retry
 from bstar_client.arguments.declined import frames_of
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker.dialects import Job
@@ -37,12 +39,10 @@ from bstar_client.links.links import Links
 from bstar_client.workers.failures import (
     call_hook,
     call_on_cancel,
+    note,
     report,
-    report_cancelled,
-    report_declined,
     report_given_up,
     report_lost,
-    report_retry,
     warn_late,
     warn_unregistered,
 )
@@ -56,10 +56,19 @@ Kind = Literal[
     "partial", "progress", "final", "failure", "declined", "retry", "cancelled", "replay", "refusal",
     "expired",
 ]  # fmt: skip
-# A handler's result. Progress has no frames: the core takes what is the last by then. The first frame of a
-# failure, a declined request, a retry or a refusal is its text. A declined request has a second one, its
-# data; a retry, too: the milliseconds in decimal.
+# A handler's result. Progress has no frames: the core takes what is the last by then. Those of _FAILURES have
+# the frames of ERROR behind its header: a text, the data of a declined request, the milliseconds of a retry.
 Result = tuple[Job, list[bytes], Kind]
+
+_FAILURES: dict[Kind, tuple[ErrorCode, Literal["declined", "failed", "cancelled"]]] = {
+    "failure": (ErrorCode.HANDLER_FAILED, "failed"),
+    "refusal": (ErrorCode.HANDLER_FAILED, "failed"),
+    "retry": (ErrorCode.RETRY, "failed"),
+    "declined": (ErrorCode.HANDLER_FAILED, "declined"),
+    "cancelled": (ErrorCode.CANCELLED, "cancelled"),
+}
+# A handler has run, and nothing cut it short.
+_TIMED = ("failure", "declined", "retry")
 
 
 class Dispatcher(ABC):
@@ -197,7 +206,7 @@ class Dispatcher(ABC):
             return
         if self.journal is not None:
             self.journal.handled(job, body, kind)
-        if self._core.times is not None and kind in ("failure", "declined", "retry") and job.began_at:
+        if self._core.times is not None and kind in _TIMED and job.began_at:
             self._core.times.add(job.ended_at - job.began_at)
         if kind == "partial":
             outputs = self._core.partial(job, body, now)
@@ -205,14 +214,8 @@ class Dispatcher(ABC):
             outputs = self._core.replayed(job, body, now)
         elif kind == "expired":
             outputs = self._core.expired(job, now)
-        elif kind == "cancelled":
-            outputs = self._core.cancelled(job, body[0].decode("utf-8", "replace"), now)
-        elif kind == "declined":
-            outputs = self._core.declined(job, body[0], body[1], now)
-        elif kind == "retry":
-            outputs = self._core.retried(job, body[0].decode("utf-8", "replace"), int(body[1]), now)
         else:
-            outputs = self._core.failed(job, body[0].decode("utf-8", "replace"), now)
+            outputs = self._core.failed(job, body, now, *_FAILURES[kind])
         self.perform(outputs)
 
     # --- in the handlers' threads, or their tasks ---------------------------------------------------------
@@ -237,20 +240,22 @@ class Dispatcher(ABC):
 
     def failed(self, job: Job, request: Request, error: BaseException) -> Result:
         """Report the handler's exception. After a cancel it is no failure of the service."""
+        service, hooks, declined = self.settings.service, self.settings.hooks, frames_of(error)
         if job.cancelled_at is not None:
-            report_frames = report_cancelled(self.settings.service, job, error)
-            self.call_hook(self.settings.hooks.request_cancelled, request, error)
-            return job, report_frames, "cancelled"
-        if (declined := frames_of(error)) is not None:
-            report_declined(self.settings.service, job, error)
-            self.call_hook(self.settings.hooks.request_declined, request, error)
-            return job, [*declined], "declined"
-        is_retry = isinstance(error, Retry)
-        report_frames = (report_retry if is_retry else report)(self.settings.service, job, error)
-        self.call_hook(self.settings.hooks.request_failed, request, error)
+            frames = note(service, job, error, "ended after it was cancelled")
+            self.call_hook(hooks.request_cancelled, request, error)
+            return job, frames, "cancelled"
+        if declined is not None:
+            note(service, job, error, "was declined")
+            self.call_hook(hooks.request_declined, request, error)
+            return job, declined, "declined"
         if isinstance(error, Retry):
-            return job, [*report_frames, b"%d" % error.after_ms], "retry"
-        return job, report_frames, "failure"
+            frames = [*note(service, job, error, "asked for another attempt"), pack_retry(error.after_ms)]
+            self.call_hook(hooks.request_failed, request, error)
+            return job, frames, "retry"
+        frames = report(service, job, error)
+        self.call_hook(hooks.request_failed, request, error)
+        return job, frames, "failure"
 
     def refused(self, job: Job, error: BaseException) -> Result:
         """Report the error of the reply store; the request was not executed."""

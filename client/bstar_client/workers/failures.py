@@ -53,17 +53,10 @@ def report_plain(identity: bytes, error: BaseException) -> list[bytes]:
     return [b"500", text.encode("utf-8", "replace")]
 
 
-def report_retry(service: bytes, job: Job, retry: BaseException) -> list[bytes]:
-    """Log that a handler asks for another attempt; return the text for the client."""
-    text = text_of(retry)
-    _log_error(logging.INFO, f"{_title(service, job)} asked for another attempt", text, None)
-    return [text.encode("utf-8", "replace")]
-
-
-def report_cancelled(service: bytes, job: Job, error: BaseException) -> list[bytes]:
-    """Log how the handler of a cancelled request ended; return the text for its node."""
+def note(service: bytes, job: Job, error: BaseException, what: str) -> list[bytes]:
+    """Log an exception that is no failure of the handler; return its text."""
     text = text_of(error)
-    _log_error(logging.INFO, f"{_title(service, job)} ended after it was cancelled", text, None)
+    _log_error(logging.INFO, f"{_title(service, job)} {what}", text, None)
     return [text.encode("utf-8", "replace")]
 
 
@@ -79,11 +72,6 @@ def call_on_cancel(service: bytes, job: Job) -> None:
             call()
         except BaseException as error:  # noqa: BLE001 - whatever it raises ends nothing but itself
             _log_error(logging.WARNING, f"{_title(service, job)}: on_cancel failed", text_of(error), error)
-
-
-def report_declined(service: bytes, job: Job, declined: BaseException) -> None:
-    """Log that a handler declined a request."""
-    _log_error(logging.INFO, f"{_title(service, job)} was declined", text_of(declined), None)
 
 
 def report_given_up(service: bytes, job: Job, timeout_s: float | None) -> None:

@@ -15,7 +15,7 @@ from bstar.wire import batches, native
 from bstar.wire.extensions import NO_HEADERS, age_of, elsewhere_extension, headers_of, process_extension
 from bstar.wire.limits import TEXT_BYTES_MAX
 from bstar.wire.mdp import MDP02, WorkerVerb
-from bstar.wire.messages import NO_PROCESS, OWN_BACKOFF, ErrorCode, Process, Reason
+from bstar.wire.messages import NO_PROCESS, Process, Reason
 from bstar.wire.progress import Progress
 from bstar_client.core.candidacy import ACTIVE
 from bstar_client.core.worker.progress import Latest
@@ -169,13 +169,11 @@ class NativeWorker:
         client_id, epoch = jobs[0].identity[:16], jobs[0].epoch
         return native.encode_finals(client_id, epoch, [number_of(job) for job in jobs], bodies)
 
-    def failure(self, job: Job, code: int, text: str, retry_ms: int = OWN_BACKOFF) -> list[bytes]:
-        """End a request without a reply: ``[header 04] [text]``, for RETRY also ``[milliseconds]``"""
-        return native.encode_error(job.identity, job.epoch, code, _to_bytes(text), retry_ms=retry_ms)
-
-    def declined(self, job: Job, text: bytes, data: bytes) -> list[bytes]:
-        """The handler declines the request: ``[header 04] [text]``, and ``[data]`` if there is any."""
-        return native.encode_error(job.identity, job.epoch, ErrorCode.HANDLER_FAILED, text, data=data)
+    def failure(self, job: Job, code: int, text: bytes, *behind: bytes) -> list[bytes]:
+        """End a request without a reply: ``[header 04] [text]`` and what is behind it
+        (``native.encode_error``).
+        """
+        return native.encode_error(job.identity, job.epoch, code, text, *behind)
 
     def stale(self, job: Job, epoch: int) -> list[bytes]:
         """Refuse a request of an earlier epoch: ``[header 0D]``"""
@@ -259,13 +257,9 @@ class Mdp02Worker:
         """MDP has no batches."""
         raise AssertionError("MDP/0.2 has no batches")
 
-    def failure(self, job: Job, code: int, text: str, retry_ms: int = OWN_BACKOFF) -> list[bytes]:
+    def failure(self, job: Job, code: int, text: bytes, *behind: bytes) -> list[bytes]:
         """``[MDPW02] [04] [client] [] [500] [text]``"""
-        return MDP02.encode_final(job.identity, [b"500", _to_bytes(text)])
-
-    def declined(self, job: Job, text: bytes, data: bytes) -> list[bytes]:
-        """``[MDPW02] [04] [client] [] [500] [text]``"""
-        return MDP02.encode_final(job.identity, [b"500", text])
+        return MDP02.encode_final(job.identity, [b"500", text[:TEXT_BYTES_MAX]])
 
     def stale(self, job: Job, epoch: int) -> list[bytes]:
         """MDP has no epochs, so no request is ever stale."""
@@ -347,7 +341,3 @@ def _requests(message: native.Message) -> Heard:
         is_redelivered=bool(message.flags & native.FLAG_REDELIVERED),
         is_active=True,
     )
-
-
-def _to_bytes(text: str) -> bytes:
-    return text.encode("utf-8", "replace")[:TEXT_BYTES_MAX]

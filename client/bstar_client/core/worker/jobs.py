@@ -136,13 +136,13 @@ class Jobs:
         job.is_abandoned = True
 
 
-def why_unbegun(job: Job) -> tuple[ErrorCode, str]:
+def why_unbegun(job: Job) -> tuple[ErrorCode, bytes]:
     """Code and text of a request that must not begin: its headers are malformed, or it has expired."""
     if job.headers is None:
-        return ErrorCode.INVALID, "its headers are malformed: the worker did not begin it"
+        return ErrorCode.INVALID, b"its headers are malformed: the worker did not begin it"
     # Another worker may have begun a redelivered request (BSN-W-09).
     code = ErrorCode.WORKER_LOST if job.is_redelivered else ErrorCode.EXPIRED
-    return code, "it expired before this worker began it"
+    return code, b"it expired before this worker began it"
 
 
 class ReplyBatch:

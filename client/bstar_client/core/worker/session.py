@@ -273,31 +273,22 @@ class WorkerCore:
         self.counters.replayed += 1
         return self.finished(job, body, now)
 
-    def failed(self, job: Job, text: str, now: float) -> list[WorkerOutput]:
-        """The handler raised."""
-        return self._ended(job, self._dialect.failure(job, ErrorCode.HANDLER_FAILED, text), "failed", now)
-
-    def declined(self, job: Job, text: bytes, data: bytes, now: float) -> list[WorkerOutput]:
-        """The handler declined the request, in the form of ``wire.declined`` (BSN-W-20)."""
-        return self._ended(job, self._dialect.declined(job, text, data), "declined", now)
-
-    def retried(self, job: Job, text: str, retry_ms: int, now: float) -> list[WorkerOutput]:
-        """The handler asks for another attempt, in ``retry_ms`` or OWN_BACKOFF (BSN-W-15)."""
-        return self._ended(job, self._dialect.failure(job, ErrorCode.RETRY, text, retry_ms), "failed", now)
-
-    def cancelled(self, job: Job, text: str, now: float) -> list[WorkerOutput]:
-        """The handler raised after its request was cancelled."""
-        return self._ended(job, self._dialect.failure(job, ErrorCode.CANCELLED, text), "cancelled", now)
-
-    def _ended(
-        self, job: Job, frames: list[bytes], outcome: Literal["declined", "failed", "cancelled"], now: float
+    def failed(
+        self,
+        job: Job,
+        frames: list[bytes],
+        now: float,
+        code: ErrorCode = ErrorCode.HANDLER_FAILED,
+        outcome: Literal["declined", "failed", "cancelled"] = "failed",
     ) -> list[WorkerOutput]:
-        """The handler ended without a reply: answer with these frames."""
+        """The handler ended without a reply. ``frames``: the text for the client; behind it the data of a
+        request that it declined (BSN-W-20), or when it wants another attempt (RETRY, BSN-W-15).
+        """
         outputs: list[WorkerOutput] = []
         if self._is_late(job):
             return outputs
         setattr(self.counters, outcome, getattr(self.counters, outcome) + 1)
-        self._answer_last(job, frames, outputs, now)
+        self._answer_last(job, self._dialect.failure(job, code, *frames), outputs, now)
         self._end(job, outputs, now)
         return outputs
 
@@ -408,7 +399,8 @@ class WorkerCore:
         self.stuck += 1
         self._jobs.give_up(job)
         text = f"the handler did not return within {self._limits.handler_timeout_s} s"
-        self._answer_last(job, self._dialect.failure(job, ErrorCode.HANDLER_TIMEOUT, text), outputs, now)
+        frames = self._dialect.failure(job, ErrorCode.HANDLER_TIMEOUT, text.encode())
+        self._answer_last(job, frames, outputs, now)
         outputs.append(Abandon(job))
         if self.stuck >= self._limits.stuck_handlers_max:
             job.is_ended = True
@@ -505,7 +497,7 @@ class WorkerCore:
             return
         if self._jobs.take_back(lambda other: other is job):
             self.counters.cancelled += 1
-            text = "cancelled before its handler began"
+            text = b"cancelled before its handler began"
             self._answer(job, self._dialect.failure(job, ErrorCode.CANCELLED, text), outputs, now)
             self._release(job)
             self._go_on(outputs, now)
