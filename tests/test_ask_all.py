@@ -9,7 +9,7 @@ import pytest
 from bstar.errors import CallTimeoutError, LocalProtocolError, OutcomeUnknownError, RejectedError
 from bstar.star import PeerMessage, Role, StarMachine, StarSettings, Tick
 from bstar.wire import native
-from bstar.wire.messages import ErrorCode, NodeStatus
+from bstar.wire.messages import ALL_FEATURES, READS_DIRECTED, ErrorCode, NodeStatus
 from bstar_broker.core import BrokerSettings, Node, Send
 from bstar_broker.core.management import Management, Pictures, broker_state
 from bstar_broker.core.records import peer_label
@@ -464,7 +464,7 @@ def test_a_worker_that_is_gone_has_executed_nothing(served: ClientDesk) -> None:
 
 @pytest.mark.requirement("BSN-C-18")
 def test_a_node_of_an_earlier_release_gets_no_such_request() -> None:
-    earlier = NodeStatus(ACTIVE, 1, PASSIVE, 0, 0, 100, 300, takes_directed=False)
+    earlier = NodeStatus(ACTIVE, 1, PASSIVE, 0, 0, 100, 300, ALL_FEATURES & ~READS_DIRECTED)
     desk = ClientDesk()
     waiting = directed(desk)
     desk.connect(0, earlier)
@@ -479,7 +479,7 @@ def test_a_node_of_an_earlier_release_gets_no_such_request() -> None:
 @pytest.mark.requirement("BSN-C-18")
 def test_a_node_of_an_earlier_release_is_not_asked_for_a_vote_with_it() -> None:
     desk = ClientDesk()
-    desk.connect(0, NodeStatus(PASSIVE, 1, 0, 0, 0, 100, 300, takes_directed=False))
+    desk.connect(0, NodeStatus(PASSIVE, 1, 0, 0, 0, 100, 300, ALL_FEATURES & ~READS_DIRECTED))
     call = directed(desk)
     assert isinstance(desk.error_of(call), RejectedError)
     other = desk.call()

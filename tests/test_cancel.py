@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from bstar.errors import CallTimeoutError, OutcomeUnknownError
 from bstar.wire import native
-from bstar.wire.messages import ErrorCode, NodeStatus
+from bstar.wire.messages import ALL_FEATURES, READS_CANCELS, ErrorCode, NodeStatus
 from bstar_client import AsyncHAClient, AsyncWorker, HAClient, Request, Worker, metrics
 from bstar_client.core.worker.jobs import WorkerLimits
 from bstar_client.core.worker.outputs import Begin, Cancel
@@ -68,7 +68,7 @@ def test_nothing_is_cancelled_at_a_node_that_was_lost_with_the_request(served: C
 @pytest.mark.requirement("BSN-C-15")
 def test_a_node_of_an_earlier_release_gets_no_cancel() -> None:
     desk = ClientDesk()
-    desk.connect(0, NodeStatus(ACTIVE, 1, PASSIVE, 0, 0, 100, 300, takes_cancels=False))
+    desk.connect(0, NodeStatus(ACTIVE, 1, PASSIVE, 0, 0, 100, 300, ALL_FEATURES & ~READS_CANCELS))
     desk.take(desk.session.abandon(desk.call(), desk.now))
     assert cancels(desk) == []
 

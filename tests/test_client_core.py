@@ -24,7 +24,7 @@ from bstar.errors import (
     StreamInterruptedError,
 )
 from bstar.wire import native
-from bstar.wire.messages import ErrorCode, NodeStatus
+from bstar.wire.messages import ALL_FEATURES, READS_BATCHES, READS_EXTENDED, ErrorCode, NodeStatus
 from bstar.wire.native_broker import NativeAsker
 from bstar_client.calls.delivery import Delivery
 from bstar_client.core.calls import Call
@@ -1194,7 +1194,7 @@ def test_requests_for_a_service_leave_in_their_order_whatever_travels_together(s
 @pytest.mark.requirement("BSN-G-17")
 def test_a_node_that_did_not_say_so_is_sent_no_batch(desk: Desk) -> None:
     told = status(ACTIVE)
-    desk.connect(0, msgspec.structs.replace(told, takes_batches=False))
+    desk.connect(0, msgspec.structs.replace(told, features=ALL_FEATURES & ~READS_BATCHES))
     together(desk, b"a", b"b")
     assert (desk.batches, len(desk.requests(0))) == (0, 2)
     desk.pong(0, told)
@@ -1205,7 +1205,7 @@ def test_a_node_that_did_not_say_so_is_sent_no_batch(desk: Desk) -> None:
 @pytest.mark.requirement("BSN-G-20")
 def test_a_node_that_did_not_say_so_is_sent_no_row_with_headers(desk: Desk) -> None:
     told = status(ACTIVE)
-    desk.connect(0, msgspec.structs.replace(told, takes_extended=False))
+    desk.connect(0, msgspec.structs.replace(told, features=ALL_FEATURES & ~READS_EXTENDED))
     for number, batches in ((0, 1), (4, 2)):
         deadline = desk.now + 30
         calls = [

@@ -13,7 +13,7 @@ import pytest
 
 from bstar.errors import CallTimeoutError, OutcomeUnknownError, RejectedError, StreamInterruptedError
 from bstar.wire import native, native_broker
-from bstar.wire.messages import NEVER_MS, ErrorCode, Reason
+from bstar.wire.messages import ALL_FEATURES, NEVER_MS, OBEYS_ONCE, READS_BATCHES, ErrorCode, Reason
 from bstar.wire.refusals import ONCE_REPEATED
 from bstar_client.core.calls import Call
 from support import client_desk
@@ -359,7 +359,7 @@ def test_the_error_of_a_repeated_request_blames_no_worker(served: client_desk.De
     assert "worker" not in text
 
 
-OLD = msgspec.structs.replace(status(ACTIVE), obeys_once=False)
+OLD = msgspec.structs.replace(status(ACTIVE), features=ALL_FEATURES & ~OBEYS_ONCE)
 
 
 @pytest.mark.requirement("BSN-C-11")
@@ -384,7 +384,7 @@ def test_nor_is_it_sent_such_a_request_as_a_vote() -> None:
     desk = client_desk.Desk()
     bound = [desk.call(idempotent=False) for _ in range(2)]
     allowed = desk.call()
-    old = msgspec.structs.replace(status(PRIMARY, retry_after_ms=0), obeys_once=False)
+    old = msgspec.structs.replace(status(PRIMARY, retry_after_ms=0), features=ALL_FEATURES & ~OBEYS_ONCE)
     desk.connect(0, old)
     assert all(isinstance(desk.error_of(call), RejectedError) for call in bound)
     assert desk.requests() == [(0, allowed.identity)]
@@ -459,10 +459,10 @@ def test_a_stream_that_has_begun_is_broken_by_a_lost_worker(served: client_desk.
 
 def test_the_status_tells_what_the_node_can() -> None:
     told = status(PASSIVE, retry_after_ms=NEVER_MS)
-    for obeys_once in (False, True):
-        for takes_batches in (False, True):
-            changed = msgspec.structs.replace(told, obeys_once=obeys_once, takes_batches=takes_batches)
+    for obeys_once in (0, OBEYS_ONCE):
+        for reads_batches in (0, READS_BATCHES):
+            changed = msgspec.structs.replace(told, features=obeys_once | reads_batches)
             pong = native.decode(native_broker.CODEC.pong(b"c", ident(1), changed)[1:])
             assert native.decode_status(pong) == changed
     old = native_broker.CODEC.pong(b"c", ident(1), told)[1:]
-    assert not native.decode_status(native.decode([old[0], old[1][:18]])).obeys_once
+    assert not native.decode_status(native.decode([old[0], old[1][:18]])).features & OBEYS_ONCE

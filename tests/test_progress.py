@@ -15,7 +15,7 @@ from bstar.errors import LocalProtocolError, RemoteProtocolError
 from bstar.wire import durable, native
 from bstar.wire.durable import Service
 from bstar.wire.extensions import PROGRESS_EXTENSION, headers_extensions, headers_of, wants_progress
-from bstar.wire.messages import NodeStatus, Reason
+from bstar.wire.messages import ALL_FEATURES, READS_PROGRESS, NodeStatus, Reason
 from bstar.wire.native_broker import CODEC
 from bstar.wire.progress import Progress, pack_progress, progress_of, unpack_progress
 from bstar_broker.store.core.runner import identity_of
@@ -221,7 +221,7 @@ def test_progress_goes_only_where_its_request_came_from(studio: Studio) -> None:
 def test_a_node_of_an_earlier_release_gets_no_progress() -> None:
     studio = Studio()
     studio.take(studio.core.connected(0, studio.now))
-    told = NodeStatus(3, 1, 0, 0, 0, 100, 300, takes_progress=False)
+    told = NodeStatus(3, 1, 0, 0, 0, 100, 300, ALL_FEATURES & ~READS_PROGRESS)
     studio.hear(0, CODEC.welcome(b"", (), told, 25_000, 100_000))
     job = studio.begin()
     studio.report(job, 1)

@@ -11,7 +11,7 @@ from bstar import wire
 from bstar.errors import RemoteProtocolError
 from bstar.wire import batches, native, native_broker
 from bstar.wire.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
-from bstar.wire.messages import Finals, NodeStatus, Ready, Requests
+from bstar.wire.messages import READS_BATCHES, Finals, NodeStatus, Ready, Requests
 
 CLIENT_ID = bytes(range(16))
 WHO = "000102030405060708090a0b0c0d0e0f.0000000000000000"
@@ -185,8 +185,8 @@ def test_who_takes_batches_says_so() -> None:
     status = NodeStatus(3, 1, 0, 0, 0, 1, 1)
     pong = native.decode(native_broker.CODEC.pong(b"", CLIENT_ID + bytes(8), status)[1:])
     assert native.decode_status(pong) == status
-    assert status.takes_batches
+    assert status.features & READS_BATCHES
     earlier = msgspec.structs.replace(pong, body=[pong.body[0][:18]])
-    assert not native.decode_status(earlier).takes_batches
+    assert not native.decode_status(earlier).features & READS_BATCHES
     without = msgspec.structs.replace(pong, body=[pong.body[0][:18] + b"\xfe"])
-    assert not native.decode_status(without).takes_batches
+    assert not native.decode_status(without).features & READS_BATCHES

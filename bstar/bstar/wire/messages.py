@@ -45,15 +45,23 @@ class Reason(enum.IntEnum):
     NOT_ALLOWED = 6  # the worker may not offer this service
 
 
+# What a node can do: bits of a byte of its status, which nodes of earlier releases do not send.
+READS_BATCHES = 0x01  # REQUESTS and FINALS
+OBEYS_ONCE = 0x02  # it dispatches a request with ONCE at most once
+READS_EXTENDED = 0x04  # rows with extensions in REQUESTS
+READS_CANCELS = 0x08
+READS_PROGRESS = 0x10
+READS_DIRECTED = 0x20
+ALL_FEATURES = 0x3F
+
+
 class NodeStatus(msgspec.Struct, frozen=True, gc=False):
     """A node's status: state codes 1..5 (5 is ERROR), times in milliseconds.
 
     ``peer_state`` is 0 while the peer is silent, ``peer_age_ms`` is NEVER_MS when it was never heard.
     ``retry_after_ms`` is the time until a request could make this node active: 0 at once, NEVER_MS never.
     ``heartbeat_ms`` and ``failover_timeout_ms`` are the pair's timing, from which clients derive their own.
-    ``takes_batches``: it reads REQUESTS and FINALS. ``obeys_once``: it dispatches a request with ONCE at most
-    once. ``takes_extended``: it reads rows with extensions in REQUESTS. ``takes_cancels``: it reads CANCEL.
-    ``takes_progress``: it reads PROGRESS. ``takes_directed``: it reads DIRECTED.
+    ``features``: what it can do, of ALL_FEATURES.
     """
 
     state: int
@@ -63,12 +71,7 @@ class NodeStatus(msgspec.Struct, frozen=True, gc=False):
     retry_after_ms: int
     heartbeat_ms: int
     failover_timeout_ms: int
-    takes_batches: bool = True
-    obeys_once: bool = True
-    takes_extended: bool = True
-    takes_cancels: bool = True
-    takes_progress: bool = True
-    takes_directed: bool = True
+    features: int = ALL_FEATURES
 
 
 class Request(msgspec.Struct, gc=False):

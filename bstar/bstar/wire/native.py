@@ -26,7 +26,7 @@ from bstar.wire.batches import KEYED_NUMBER_MIN, pack_finals, pack_requests
 from bstar.wire.dialect import Frames
 from bstar.wire.limits import CREDIT_MAX, EXTENSIONS_BYTES_MAX, SERVICE_BYTES_MAX, TEXT_BYTES_MAX, TTL_MS_MAX
 from bstar.wire.mdp import check_body, check_service
-from bstar.wire.messages import NEVER_MS, OWN_BACKOFF, NodeStatus, Reason
+from bstar.wire.messages import ALL_FEATURES, NEVER_MS, OWN_BACKOFF, NodeStatus, Reason
 from bstar.wire.progress import Progress, pack_progress
 
 MAGIC = b"\xb5\x01"
@@ -72,13 +72,6 @@ Fields = tuple[int, int, int, int, bytes, int, int, int]
 pack_header = _HEADER.pack
 unpack_header: Callable[[bytes], Fields] = _HEADER.unpack_from
 _STATUS = struct.Struct(">BBIIII")
-# The byte behind it, which nodes of earlier releases do not send.
-_FEATURE_BATCHES = 0x01
-_FEATURE_ONCE = 0x02
-_FEATURE_EXTENDED = 0x04
-_FEATURE_CANCELS = 0x08
-_FEATURE_PROGRESS = 0x10
-_FEATURE_DIRECTED = 0x20
 NO_NUMBER = bytes(8)
 _STATES = range(1, 6)
 
@@ -183,15 +176,7 @@ def decode(frames: Frames) -> Message:
 
 
 def encode_status(status: NodeStatus) -> bytes:
-    """The status frame."""
-    features = (
-        _FEATURE_BATCHES * status.takes_batches
-        | _FEATURE_ONCE * status.obeys_once
-        | _FEATURE_EXTENDED * status.takes_extended
-        | _FEATURE_CANCELS * status.takes_cancels
-        | _FEATURE_PROGRESS * status.takes_progress
-        | _FEATURE_DIRECTED * status.takes_directed
-    )
+    """The status frame, with the byte of features behind it."""
     return _STATUS.pack(
         status.state,
         status.peer_state,
@@ -199,7 +184,7 @@ def encode_status(status: NodeStatus) -> bytes:
         min(status.retry_after_ms, NEVER_MS),
         min(status.heartbeat_ms, NEVER_MS),
         min(status.failover_timeout_ms, NEVER_MS),
-    ) + features.to_bytes(1, "big")
+    ) + status.features.to_bytes(1, "big")
 
 
 def decode_status(message: Message) -> NodeStatus:
@@ -219,12 +204,7 @@ def decode_status(message: Message) -> NodeStatus:
         retry_after_ms,
         heartbeat_ms,
         timeout_ms,
-        features & _FEATURE_BATCHES != 0,
-        features & _FEATURE_ONCE != 0,
-        features & _FEATURE_EXTENDED != 0,
-        features & _FEATURE_CANCELS != 0,
-        features & _FEATURE_PROGRESS != 0,
-        features & _FEATURE_DIRECTED != 0,
+        features & ALL_FEATURES,
     )
 
 

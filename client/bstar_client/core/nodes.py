@@ -92,30 +92,9 @@ class Node(Endpoint):
         self.candidacy = Candidacy()
         self.created_at = now
 
-    @property
-    def takes_batches(self) -> bool:
-        """True if it has said that it reads REQUESTS."""
-        return self.status is not None and self.status.takes_batches
-
-    @property
-    def takes_extended(self) -> bool:
-        """True if it has said that it reads rows with extensions."""
-        return self.status is not None and self.status.takes_extended
-
-    @property
-    def takes_cancels(self) -> bool:
-        """True if it has said that it reads CANCEL."""
-        return self.status is not None and self.status.takes_cancels
-
-    @property
-    def takes_directed(self) -> bool:
-        """True if it has told that it reads DIRECTED."""
-        return self.status is not None and self.status.takes_directed
-
-    @property
-    def obeys_once(self) -> bool:
-        """True if it has said that it dispatches a request with ONCE at most once."""
-        return self.status is not None and self.status.obeys_once
+    def can(self, feature: int) -> bool:
+        """True if its status has said so (``wire.messages.ALL_FEATURES``)."""
+        return self.status is not None and self.status.features & feature != 0
 
     def forget(self) -> None:
         """Forget the status: a new connection may lead to another process."""

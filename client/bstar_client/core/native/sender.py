@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from bstar.errors import BstarError, RejectedError
 from bstar.wire import native
 from bstar.wire.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX, BATCHED_BODY_BYTES_MAX, TTL_MS_MAX
-from bstar.wire.messages import ErrorCode
+from bstar.wire.messages import OBEYS_ONCE, READS_BATCHES, READS_DIRECTED, READS_EXTENDED, ErrorCode
 from bstar.wire.mmi import PREFIX
 from bstar_client.core.call_errors import broken
 from bstar_client.core.calls import Call
@@ -63,7 +63,7 @@ class Sender:
 
     def send_all(self, calls: Sequence[Call], node: Node, outputs: list[Output], now: float) -> None:
         """Send several requests in as few messages as possible."""
-        if len(calls) < 2 or not node.takes_batches:
+        if len(calls) < 2 or not node.can(READS_BATCHES):
             for call in calls:
                 self.send(call, node, outputs, now)
             return
@@ -77,7 +77,7 @@ class Sender:
                 call.key is not None
                 or call.is_urgent
                 or call.is_stream
-                or (call.extensions and not node.takes_extended)
+                or (call.extensions and not node.can(READS_EXTENDED))
                 or len(body) != 1
                 or len(body[0]) > BATCHED_BODY_BYTES_MAX
                 or (group is None and service.startswith(PREFIX))
@@ -163,9 +163,9 @@ class Sender:
 
         It would dispatch the request to a second worker (BSN-C-11), or drop it (BSN-C-18).
         """
-        if not (call.is_idempotent or node.obeys_once):
+        if not (call.is_idempotent or node.can(OBEYS_ONCE)):
             kind = "requests that must not be executed twice (idempotent=False)"
-        elif call.is_directed and not node.takes_directed:
+        elif call.is_directed and not node.can(READS_DIRECTED):
             kind = "requests for one worker alone (ask_all)"
         else:
             return False

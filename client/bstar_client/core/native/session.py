@@ -22,7 +22,7 @@ import msgspec
 
 from bstar.errors import RemoteProtocolError
 from bstar.wire import native
-from bstar.wire.messages import NodeStatus
+from bstar.wire.messages import READS_CANCELS, NodeStatus
 from bstar_client.core.call_errors import broken, overdue
 from bstar_client.core.calls import Call
 from bstar_client.core.counters import Counters
@@ -149,7 +149,7 @@ class Session:
     def _cancel(self, call: Call, outputs: list[Output]) -> None:
         """CANCEL the request at the node that has it (BSN-C-15). One with a key stays: others may want it."""
         node = self._nodes[call.node]
-        if call.key is None and call.sent_to and call.sent_to == node.connection and node.takes_cancels:
+        if call.key is None and call.sent_to and call.sent_to == node.connection and node.can(READS_CANCELS):
             outputs.append(Send(node.index, native.encode_cancel(call.identity, self._sender.epoch)))
 
     def restart(self, calls: Iterable[Call], now: float) -> list[Output]:

@@ -15,7 +15,7 @@ from bstar.wire import batches, native
 from bstar.wire.extensions import NO_HEADERS, age_of, elsewhere_extension, headers_of, process_extension
 from bstar.wire.limits import TEXT_BYTES_MAX
 from bstar.wire.mdp import MDP02, WorkerVerb
-from bstar.wire.messages import NO_PROCESS, Process, Reason
+from bstar.wire.messages import NO_PROCESS, READS_BATCHES, READS_PROGRESS, Process, Reason
 from bstar.wire.progress import Progress
 from bstar_client.core.candidacy import ACTIVE
 from bstar_client.core.worker.progress import Latest
@@ -203,8 +203,8 @@ class NativeWorker:
             return Heard(
                 Hearing.WELCOME,
                 message.epoch,
-                takes_batches=welcome.status.takes_batches,
-                takes_progress=welcome.status.takes_progress,
+                takes_batches=bool(welcome.status.features & READS_BATCHES),
+                takes_progress=bool(welcome.status.features & READS_PROGRESS),
                 heartbeat_s=welcome.heartbeat_ms / 1000,
                 expiry_s=welcome.expiry_ms / 1000,
                 is_active=welcome.status.state == ACTIVE,
