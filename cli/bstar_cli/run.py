@@ -451,15 +451,11 @@ class _Pages:
     """The probes and metrics of all children."""
 
     def __init__(self, supervisor: _Supervisor) -> None:
-        from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector  # noqa: PLC0415
-
-        from bstar.net.http_endpoint import metrics_page  # noqa: PLC0415
+        from bstar.net.http_endpoint import metrics_page, process_registry  # noqa: PLC0415
 
         self._slots = supervisor.slots
         self._supervisor = supervisor
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        GCCollector(registry=self._registry)
+        self._registry = process_registry()
         self._registry.register(self)
         self._observed: dict[tuple[int, str], _Observed] = {}
         self._show = metrics_page(self._registry)

@@ -47,6 +47,16 @@ class HttpPlace(msgspec.Struct, frozen=True, kw_only=True):
         return place
 
 
+def process_registry() -> "CollectorRegistry":
+    """A registry with the metrics of this process."""
+    from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector  # noqa: PLC0415 - as below
+
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
+
+
 def metrics_page(registry: "CollectorRegistry") -> Callable[[str], Page]:
     """The page ``/metrics`` of this registry; it takes the header Accept."""
     from prometheus_client.exposition import choose_encoder  # noqa: PLC0415 - applications need not have it

@@ -11,11 +11,10 @@ from http import HTTPStatus
 import msgspec
 
 from bstar.errors import ConfigurationError
-from bstar.net.http_endpoint import ANSWER_S_MAX, HttpEndpoint, HttpPlace, metrics_page
+from bstar.net.http_endpoint import ANSWER_S_MAX, HttpEndpoint, HttpPlace, metrics_page, process_registry
 from bstar.net.http_server import Page, said
 
 try:
-    from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as error:
@@ -37,10 +36,8 @@ class ArbiterProbes(HttpEndpoint, Collector):
 
     def __init__(self, place: HttpPlace, figures: Callable[[float], ArbiterFigures]) -> None:
         self._ask = figures
-        registry = CollectorRegistry()
+        registry = process_registry()
         registry.register(self)
-        ProcessCollector(registry=registry)
-        GCCollector(registry=registry)
         pages = {"/healthz": self._health, "/readyz": self._health, "/metrics": metrics_page(registry)}
         super().__init__(place.bind, pages, loop="the arbiter's loop", setting="--http")
 

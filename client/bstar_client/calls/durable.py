@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from typing import TypedDict
 
 import msgspec
 
@@ -18,7 +19,7 @@ from bstar.wire.durable import Missed, Repeat, Schedule, Submit
 from bstar_client.arguments.bodies import to_name
 from bstar_client.arguments.checks import to_count, to_milliseconds
 from bstar_client.arguments.codecs import Codec, to_typed
-from bstar_client.calls.requests import extensions_of, to_key
+from bstar_client.calls.requests import Timeout, extensions_of, to_key
 from bstar_client.core.calls import Body, Value
 
 _ATTEMPTS_MAX = 1_000_000
@@ -57,6 +58,14 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     def __repr__(self) -> str:
         """With the beginning of the body, and the names of the headers."""
         return compact(self, body=brief(self.body), headers=str(sorted(self.headers)) if self.headers else "")
+
+
+class ResultOptions(TypedDict, total=False):
+    """The options of ``result``, but for ``reply`` and ``wait``, on which the type of the answer depends."""
+
+    codec: Codec | None
+    service: str | bytes | None
+    timeout: Timeout
 
 
 # The extensions of a request's headers: ``Requests.carried`` adds the caller's trace.

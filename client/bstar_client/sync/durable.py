@@ -5,13 +5,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing
 from datetime import datetime
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 from bstar.errors import BusyError, CallTimeoutError
 from bstar.wire.durable import Service
 from bstar_client.arguments.codecs import Codec, T, read_frames
 from bstar_client.calls.client import Client
-from bstar_client.calls.durable import RetryPolicy, Task, schedule_frame, submit_frame, submit_frames
+from bstar_client.calls.durable import (
+    ResultOptions,
+    RetryPolicy,
+    Task,
+    schedule_frame,
+    submit_frame,
+    submit_frames,
+)
 from bstar_client.calls.durable_answers import (
     Pages,
     Polls,
@@ -164,50 +171,22 @@ class DurableCalls(Client, ABC):
 
     @overload
     def result(
-        self,
-        request_id: str,
-        *,
-        reply: None = None,
-        wait: None = None,
-        codec: Codec | None = None,
-        service: str | bytes | None = None,
-        timeout: Timeout = DEFAULT,
+        self, request_id: str, *, reply: None = None, wait: None = None, **options: Unpack[ResultOptions]
     ) -> Result: ...
 
     @overload
     def result(
-        self,
-        request_id: str,
-        *,
-        reply: None = None,
-        wait: float,
-        codec: Codec | None = None,
-        service: str | bytes | None = None,
-        timeout: Timeout = DEFAULT,
+        self, request_id: str, *, reply: None = None, wait: float, **options: Unpack[ResultOptions]
     ) -> Result | None: ...
 
     @overload
     def result(
-        self,
-        request_id: str,
-        *,
-        reply: type[T],
-        wait: None = None,
-        codec: Codec | None = None,
-        service: str | bytes | None = None,
-        timeout: Timeout = DEFAULT,
+        self, request_id: str, *, reply: type[T], wait: None = None, **options: Unpack[ResultOptions]
     ) -> T: ...
 
     @overload
     def result(
-        self,
-        request_id: str,
-        *,
-        reply: type[T],
-        wait: float,
-        codec: Codec | None = None,
-        service: str | bytes | None = None,
-        timeout: Timeout = DEFAULT,
+        self, request_id: str, *, reply: type[T], wait: float, **options: Unpack[ResultOptions]
     ) -> T | None: ...
 
     def result(

@@ -11,7 +11,7 @@ gets no answer at all, which is the same to its asker.
 from collections.abc import Callable
 from http import HTTPStatus
 
-from bstar.net.http_endpoint import ANSWER_S_MAX, HttpEndpoint, HttpPlace, metrics_page
+from bstar.net.http_endpoint import ANSWER_S_MAX, HttpEndpoint, HttpPlace, metrics_page, process_registry
 from bstar.net.http_server import Page, said
 from bstar_client.core.figures import WorkerFigures
 
@@ -61,14 +61,10 @@ class WorkerProbes(HttpEndpoint):
 def exposition_of(subject: object) -> Exposition:
     """The page of metrics of one worker. ConfigurationError's page if prometheus-client is not installed."""
     try:
-        from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector  # noqa: PLC0415
-
         from bstar_client.metrics import register  # noqa: PLC0415
     except ModuleNotFoundError:
         why = "metrics need prometheus-client, which is missing: pip install '.[server]' in a clone of bstar"
         return lambda accept: said(HTTPStatus.NOT_IMPLEMENTED, why)
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
-    GCCollector(registry=registry)
+    registry = process_registry()
     register(subject, registry=registry)  # type: ignore[arg-type]  # a worker
     return metrics_page(registry)
