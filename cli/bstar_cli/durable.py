@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -77,6 +77,9 @@ class When:
     backoff_max: Annotated[
         str | None, typer.Option("--backoff-max", metavar="TIME", help="The longest pause.")
     ] = None
+    priority: Annotated[
+        int, typer.Option("--priority", min=0, max=9, help="Of one service the highest begins first.")
+    ] = 0
 
     @property
     def time(self) -> datetime | None:
@@ -90,12 +93,19 @@ class When:
         refuse(time.tzinfo is None, f"--at {self.at}: add the time zone, as +01:00, or Z for UTC")
         return time
 
-    @property
-    def retries(self) -> RetryPolicy:
-        """Raises ConfigurationError."""
-        return RetryPolicy(
-            self.attempts, _seconds(self.backoff, "--backoff"), _seconds(self.backoff_max, "--backoff-max")
+    def options(self) -> dict[str, Any]:
+        """As ``HAClient.submit`` takes them. Raises ConfigurationError."""
+        backoff, backoff_max = (
+            _seconds(self.backoff, "--backoff"),
+            _seconds(self.backoff_max, "--backoff-max"),
         )
+        return {
+            "delay": _seconds(self.delay, "--delay"),
+            "at": self.time,
+            "expires": _seconds(self.expires, "--expires"),
+            "retries": RetryPolicy(self.attempts, backoff, backoff_max),
+            "priority": self.priority,
+        }
 
 
 @contextmanager
@@ -124,9 +134,6 @@ def submit(
         str | None, typer.Option("--key", help="Name the request: the same key is the same request.")
     ] = None,
     when: When,
-    priority: Annotated[
-        int, typer.Option("--priority", min=0, max=9, help="Of one service the highest begins first.")
-    ] = 0,
     ways: Ways,
     check: Check = True,
     as_json: AsJson = False,
@@ -146,21 +153,11 @@ def submit(
 
         bstar durable submit report - --at 2027-01-31T18:00:00+01:00 < month.json
     """
-    delay, expires = _seconds(when.delay, "--delay"), _seconds(when.expires, "--expires")
-    frames = frames_of(body)
+    options, frames = when.options(), frames_of(body)
     if check:
         check_body(service, frames, None, nodes, ways.timeout)
     with _errors_as(as_json=as_json), ways.client(nodes) as client:
-        request_id = client.submit(
-            service,
-            frames,
-            key=key,
-            delay=delay,
-            at=when.time,
-            expires=expires,
-            retries=when.retries,
-            priority=priority,
-        )
+        request_id = client.submit(service, frames, key=key, **options)
     typer.echo(json_line({"id": request_id}) if as_json else request_id)
 
 
@@ -188,9 +185,6 @@ def schedule(
         str | None, typer.Option("--key", help="Name the schedule: the same key is the same schedule.")
     ] = None,
     when: When,
-    priority: Annotated[
-        int, typer.Option("--priority", min=0, max=9, help="Of one service the highest begins first.")
-    ] = 0,
     ways: Ways,
     as_json: AsJson = False,
 ) -> None:
@@ -207,7 +201,7 @@ def schedule(
 
         bstar durable schedule report x --cron '0 6 * * *' --zone Europe/Berlin --missed once
     """
-    delay, expires = _seconds(when.delay, "--delay"), _seconds(when.expires, "--expires")
+    options = when.options()
     with _errors_as(as_json=as_json), ways.client(nodes) as client:
         schedule_id = client.schedule(
             service,
@@ -217,11 +211,7 @@ def schedule(
             zone=zone,
             missed=missed,
             key=key,
-            delay=delay,
-            at=when.time,
-            expires=expires,
-            retries=when.retries,
-            priority=priority,
+            **options,
         )
     typer.echo(json_line({"id": schedule_id}) if as_json else schedule_id)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bstar.settings import ProfileName, RoleName
-from bstar.settings.fields import FIELDS
+from bstar.settings.fields import FIELDS, nested
 from bstar_client import HAClient
 from bstar_testing.hosts import Host, LoopbackHost
 from bstar_testing.keys import Keys
@@ -127,41 +127,34 @@ class Pair:
     def _config(self, role: RoleName, settings: Mapping[str, object], profile: ProfileName) -> dict[str, Any]:
         peer = ROLES[1 - ROLES.index(role)]
         status = self._addresses[f"{role}-http"]
-        config: dict[str, Any] = {
+        peer_state = self._route(f"{role}-{peer}", self._addresses[f"{peer}-state"])
+        config: dict[str, object] = {
             "pair": self.name,
             "role": role,
             "profile": profile,
             "insecure": self.keys is None and not self._addresses[role].startswith("127."),
             "state_dir": str(self.folder / f"{role}-state"),
-            "endpoints": {
-                "clients": f"tcp://{self._addresses[role]}",
-                "state": f"tcp://{self._addresses[f'{role}-state']}",
-                "peer_state": f"tcp://{self._route(f'{role}-{peer}', self._addresses[f'{peer}-state'])}",
-            },
-            "http": {"bind": status, "allow_remote": not status.startswith("127.")},
-            "log": {"level": "info", "format": "json"},
-            "journal": {"directory": None if self.journals is None else str(self.journals)},
+            "endpoints.clients": f"tcp://{self._addresses[role]}",
+            "endpoints.state": f"tcp://{self._addresses[f'{role}-state']}",
+            "endpoints.peer_state": f"tcp://{peer_state}",
+            "http.bind": status,
+            "http.allow_remote": not status.startswith("127."),
+            "log.level": "info",
+            "log.format": "json",
+            "journal.directory": None if self.journals is None else str(self.journals),
         }
         if self.keys is not None:
-            files = {"key": self.keys.path(role), "principals": self.keys.principals}
-            config["security"] = {key: str(path) for key, path in files.items()}
+            config["security.key"] = str(self.keys.path(role))
+            config["security.principals"] = str(self.keys.principals)
         if self.arbiter is not None:
-            config["endpoints"]["arbiter"] = f"tcp://{self._route(ARBITER_LINK, self._addresses['arbiter'])}"
+            config["endpoints.arbiter"] = f"tcp://{self._route(ARBITER_LINK, self._addresses['arbiter'])}"
         if "store" in self._addresses:
-            config["store"] = {
-                "directory": str(self.folder / f"{role}-store"),
-                "link": f"tcp://{self._addresses['store']}",
-            }
-        doors = {door: f"tcp://{self._addresses[f'{role} {door}']}" for door in self._doors if door != HTTP}
-        if HTTP in self._doors:
-            doors |= self._http_front(role, peer)
-        for path, value in {**settings, **doors}.items():
-            *sections, key = path.split(".")
-            owner = config
-            for section in sections:
-                owner = owner.setdefault(section, {})
-            owner[key] = value
-        return config
+            config["store.directory"] = str(self.folder / f"{role}-store")
+            config["store.link"] = f"tcp://{self._addresses['store']}"
+        config |= settings
+        for door in self._doors:
+            config[door] = f"tcp://{self._addresses[f'{role} {door}']}"
+        return nested(config | (self._http_front(role, peer) if HTTP in self._doors else {}))
 
     def _http_front(self, role: RoleName, peer: RoleName) -> dict[str, str]:
         peer_clients = self._route(f"{role}-http-{peer}", self._addresses[peer])
