@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import select
 import signal
 import socket
+import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,16 +20,21 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import websockets
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from bstar.settings.sample import sample_settings
+from bstar_cli.http_front.node import NodeFront
 from bstar_client import ReplyMemory, Request, Worker
 from bstar_testing import LoopbackHost, Pair, Process, pair, wait_until
 from support.curl import HTTP, curl, wait_ready, working
+from support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.loopback
 
@@ -91,6 +99,29 @@ def test_a_front_follows_its_node_and_is_replaced_when_it_dies() -> None:
         p.primary.stop()
         wait_until(lambda: curl(f"{url}/healthz")[0] == 0, "the front ended with its node")
         assert curl(f"{other}/call/echo", "-d", "3") == (200, "3")
+
+
+def test_a_front_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a moment there is no memory for a process; then one ends before it has read its plan."""
+    has_begun = threading.Event()
+    failures = iter([OSError(errno.ENOMEM, "no memory"), BrokenPipeError(errno.EPIPE, "it has ended")])
+
+    def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        if (failure := next(failures, None)) is not None:
+            raise failure
+        has_begun.set()
+        return real(command, **options)
+
+    real = subprocess.Popen
+    monkeypatch.setattr("bstar_cli.http_front.node.subprocess.Popen", start)
+    settings = sample_settings("primary")
+    http = msgspec.structs.replace(
+        settings.fronts.http, bind="127.0.0.1:0", peer_clients="tcp://127.0.0.1:5002"
+    )
+    fronts = msgspec.structs.replace(settings.fronts, http=http)
+    with NodeFront(msgspec.structs.replace(settings, fronts=fronts)) as front:
+        assert has_begun.wait(LIMIT_S)
+        wait_until(lambda: curl(f"{front.url}/healthz")[0] == 200, "the front serves")
 
 
 def front_of(node: Process) -> int:

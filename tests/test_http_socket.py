@@ -10,6 +10,7 @@ import pytest
 from bstar.security.principals import Patterns, Principal, Principals, digest_of
 from bstar_client import AsyncHAClient, Request
 from bstar_client.asgi import FrontSettings, HttpFront
+from bstar_client.asgi.access import FindPrincipal
 from bstar_testing import fake
 
 SHOP = Principal("shop", (), calls=Patterns(["echo"]), tokens=(digest_of("t0"),))
@@ -53,9 +54,7 @@ class Socket:
 Check = Callable[[HttpFront, AsyncHAClient], Awaitable[None]]
 
 
-def in_memory(
-    check: Check, settings: FrontSettings | None = None, principals: Principals | None = None
-) -> None:
+def in_memory(check: Check, settings: FrontSettings | None = None, find: FindPrincipal | None = None) -> None:
     async def slow(request: Request) -> bytes:
         await asyncio.sleep(float(request.body))
         return request.body
@@ -69,7 +68,6 @@ def in_memory(
 
     async def run() -> None:
         async with fake({"slow": slow, "count": count, "echo": echo}) as client:
-            find = None if principals is None else principals.of_token
             await check(HttpFront(client, settings, find_principal=find), client)
 
     asyncio.run(run())
@@ -186,7 +184,23 @@ def test_a_token_comes_in_a_header_or_as_a_protocol() -> None:
         assert (await socket.hear())["error"]["status"] == 403
         await socket.end()
 
-    in_memory(check, principals=Principals([SHOP]))
+    in_memory(check, find=Principals([SHOP]).of_token)
+
+
+def test_a_token_that_is_withdrawn_has_no_more_calls() -> None:
+    listed = [SHOP]
+
+    async def check(app: HttpFront, client: AsyncHAClient) -> None:
+        socket = await opened(app, headers=[("authorization", "Bearer t0")])
+        socket.say({"id": 1, "call": "echo", "body": "x"})
+        assert (await socket.hear())["frames"] == ["x"]
+        listed.clear()
+        socket.say({"id": 2, "call": "echo", "body": "x"})
+        error = (await socket.hear())["error"]
+        assert (error["code"], error["status"]) == ("unauthorized", 401)
+        await socket.end()
+
+    in_memory(check, find=lambda token: Principals(listed).of_token(token))
 
 
 def test_a_page_that_is_not_named_gets_no_socket() -> None:

@@ -8,6 +8,7 @@ is replaced.
 import subprocess
 import sys
 import threading
+import time
 from importlib.util import find_spec
 from typing import Final, Self
 
@@ -21,6 +22,8 @@ from bstar_cli.http_front.plan import bind, node_plan, url_of
 # The pause before a child that died is started again doubles, up to the maximum.
 _PAUSE_MIN_S: Final = 0.2
 _PAUSE_MAX_S: Final = 30.0
+# A child that has served for so long begins with the shortest pause again.
+_SERVED_S: Final = 60.0
 # The child bounds its own end; one that does not end is killed.
 _END_S: Final = 15.0
 _EXTRA: Final = ("starlette", "uvicorn", "websockets")
@@ -72,20 +75,24 @@ class NodeFront:
 
     def _keep(self) -> None:
         pause_s = _PAUSE_MIN_S
-        while (child := self._start()) is not None:
-            code = child.wait()
-            assert child.stdin is not None
-            child.stdin.close()
+        while not self._is_over.is_set():
+            began_at = time.monotonic()
+            try:
+                why = self._serve_once()
+            except OSError as error:  # no memory for a process, or it ended before it had read its plan
+                why = str(error)
+            if time.monotonic() - began_at >= _SERVED_S:
+                pause_s = _PAUSE_MIN_S
             if not self._is_over.is_set():
-                self._log.warning("the HTTP front ended", status=code, starts_in_s=pause_s)
+                self._log.warning("the HTTP front ended", why=why, starts_in_s=pause_s)
             self._is_over.wait(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
 
-    def _start(self) -> subprocess.Popen[bytes] | None:
-        """A new child; None once the node ends."""
+    def _serve_once(self) -> str:
+        """One child, until it ends. How it ended."""
         with self._lock:
             if self._is_over.is_set():
-                return None
+                return "the node ends"
             # A session of its own: Ctrl-C is for the node, which ends the child.
             child = subprocess.Popen(
                 [sys.executable, "-m", "bstar_cli.http_front.child"],
@@ -94,7 +101,9 @@ class NodeFront:
                 start_new_session=True,
             )
             self._child = child
+        # It ends with its standard input.
+        with child:
             assert child.stdin is not None
             child.stdin.write(msgspec.json.encode(self._plan) + b"\n")
             child.stdin.flush()
-            return child
+            return f"status {child.wait()}"

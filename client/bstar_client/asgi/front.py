@@ -14,7 +14,7 @@ which makes its node active if the peer is gone.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Final, TypeVar
@@ -31,7 +31,6 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from bstar.errors import BstarError
-from bstar.security.principals import Principal
 from bstar_client.aio.client import AsyncHAClient
 from bstar_client.arguments.json_frames import json_frame
 from bstar_client.asgi.access import Access, FindPrincipal
@@ -143,20 +142,19 @@ class HttpFront:
         return _Events(_events(first, replies), media_type=_EVENTS, headers={"Cache-Control": "no-store"})
 
     async def _socket(self, socket: WebSocket) -> None:
+        headers = fields_of(socket.scope)
+
+        def check(service: str) -> None:
+            # Anew for each call: a token that was withdrawn has no more of them.
+            self._access.check_call(self._access.principal(headers), service)
+            self._check_serves()
+
         try:
-            principal = self._access.principal(fields_of(socket.scope))
+            self._access.principal(headers)
         except FrontError as error:
             await socket.send_denial_response(response_of(error))
             return
-        check = self._check_call(principal)
         await Conversation(socket, self._client, self._settings, check).run()
-
-    def _check_call(self, principal: Principal | None) -> Callable[[str], None]:
-        def check(service: str) -> None:
-            self._access.check_call(principal, service)
-            self._check_serves()
-
-        return check
 
     # --- durable requests -----------------------------------------------------------------------------------
 
