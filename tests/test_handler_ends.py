@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ from bstar.wire.extensions import attempt_extension
 from bstar.wire.messages import OWN_BACKOFF, Disconnect, ErrorCode, Failure, Final, Partial, Ready
 from bstar.wire.native_broker import CODEC
 from bstar_client import AsyncWorker, LinkSettings, ReplyMemory, Request, Retry, Worker, WorkerHooks
+from support.blocking import BlockingWorker
 from support.scripted import WAIT_S, ScriptedBroker
 from support.work import asked
 
@@ -132,43 +133,14 @@ def async_handler(work: Callable[[], object]) -> Callable[[Request], Any]:
     return handle
 
 
-@contextmanager
-def served(kind: type, endpoint: str, handler: Callable[[Request], Any], **options: Any) -> Iterator[None]:
+def served(
+    kind: type, endpoint: str, handler: Callable[[Request], Any], **options: Any
+) -> Worker | BlockingWorker:
     """The worker at work, in a thread of its own; what ends it early fails the test."""
+    options |= {"credit": CREDIT, "link": _LINK}
     if kind is Worker:
-        with Worker(endpoint, "price", handler, credit=CREDIT, link=_LINK, **options):
-            yield
-        return
-    loops: list[tuple[asyncio.AbstractEventLoop, AsyncWorker]] = []
-    has_begun = threading.Event()
-    ended: list[str] = []
-
-    async def run() -> None:
-        worker = AsyncWorker(endpoint, "price", handler, credit=CREDIT, link=_LINK, **options)
-        loops.append((asyncio.get_running_loop(), worker))
-        asyncio.get_running_loop().call_soon(has_begun.set)
-        await worker.run()
-
-    def serve() -> None:
-        try:
-            asyncio.run(run())
-        except BaseException as error:  # noqa: BLE001 - all of them is the point
-            ended.append(type(error).__name__)
-        else:
-            ended.append("stopped")
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        assert has_begun.wait(WAIT_S)
-        yield
-        assert ended == [], "the worker goes on"
-    finally:
-        [(loop, worker)] = loops
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(worker.stop)
-        thread.join(WAIT_S)
-    assert ended == ["stopped"]
+        return Worker(endpoint, "price", handler, **options)
+    return BlockingWorker(endpoint, "price", coroutine=handler, **options)
 
 
 class Desk:
