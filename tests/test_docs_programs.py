@@ -233,8 +233,8 @@ def test_durable_requests(tmp_path: Path) -> None:
 
 def test_the_configuration_of_a_store() -> None:
     """docs/durable.md: its keys are those of a node."""
-    [text] = blocks("durable.md", "yaml")
-    assert {f"store.{name}" for name in yaml.safe_load(text)["store"]} <= FIELDS.keys()
+    texts = blocks("durable.md", "yaml")
+    assert {f"store.{name}" for text in texts for name in yaml.safe_load(text)["store"]} <= FIELDS.keys()
 
 
 def test_two_pairs_on_one_machine(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from bstar.base.printable import duration
 from bstar.fleet import Fleet
-from bstar_broker.core.snapshot import NodeState, PairState, StoreState
+from bstar_broker.core.snapshot import DiskState, NodeState, PairState, StoreState
 from bstar_cli import exits
 from bstar_cli.diagnosis import (
     Seen,
@@ -155,6 +155,11 @@ def _show(findings: _Findings) -> None:
     for role, found in node_findings([view for view in views if view is not None]):
         runbook = f" (docs/operations.md#{found.alert.lower()})" if found.alert else ""
         talk.print(sentence(f"{role}, for {duration(found.for_s)}: {found}{runbook}", style="yellow"))
+    for title in dict.fromkeys(
+        title for title, view in zip(findings.titles, views, strict=True) if _forgets(view)
+    ):
+        whose = f"the store of {title}" if len(findings.by_pair) > 1 else "the store"
+        talk.print(sentence(f"{whose} is in memory: what it holds is lost when both nodes have ended"))
     for shown in (*findings.strays, *findings.troubles):
         talk.print(sentence(shown, style="yellow"))
     for service, home in findings.homes.items():
@@ -252,9 +257,20 @@ def _stores_table(names: Sequence[str], views: Sequence[NodeState | None]) -> Ta
             Text(str(store.running)),
             Text(str(store.answered)),
             Text(str(store.dead), style="yellow" if store.dead else ""),
-            Text("-" if store.disk is None else f"{store.disk.free_bytes / 2**30:.1f} GiB"),
+            Text(_room(store.disk)),
         )
     return shown
+
+
+def _forgets(view: NodeState | None) -> bool:
+    store = None if view is None else view.store
+    return store is not None and store.disk is not None and store.disk.is_in_memory
+
+
+def _room(disk: DiskState | None) -> str:
+    if disk is None:
+        return "-"
+    return "in memory" if disk.is_in_memory else f"{disk.free_bytes / 2**30:.1f} GiB"
 
 
 def _lag(store: StoreState) -> str:

@@ -106,6 +106,7 @@ REQUIREMENTS: dict[str, str] = {
     "TSP-R-06": "REC    an answer after the close is thrown away",
     "EMQ-G-01": "       an empty frame, the version, the command, the msgid, the arguments",
     "EMQ-G-02": "MUST   the broker uses ROUTER",
+    "TSP-R-07": "REC    without a disk it survives the end of one node, and the loss by both is said",
     "EMQ-G-03": "MUST   headers are comma-separated values, an empty frame if there are none",
     "EMQ-G-04": "       every message is a heartbeat; none is sent while other messages flow",
     "EMQ-G-05": "MUST   heartbeats between worker and broker at intervals",

@@ -53,7 +53,7 @@ def decoded(part: Exported) -> list[Record]:
 class Platter(Closing):
     """A disk in a directory. ``answers`` are all that came, in order."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path | str) -> None:
         self._woken = threading.Event()
         self.answers: list[DiskInput] = []
         self._seen = 0

@@ -33,6 +33,10 @@ _NODE_BYTES = 64 << 20
 # How many messages of the largest size are in memory beside the queues: one that arrives, one at a worker,
 # one that leaves, and a reply.
 _MESSAGES_BESIDE = 4
+# A store in memory takes so much for each byte of its bodies and answers (pages are not full), and the log.
+_TABLE_TIMES = 2
+# It takes all of that once more while the peer takes a copy.
+_STORE_TIMES = 2
 
 _MIB = 1 << 20
 # Requests that wait in one connection's pipe before TCP pushes back on the client: enough that libzmq's
@@ -50,10 +54,18 @@ def bytes_needed(settings: Settings) -> int:
     limits = settings.limits
     return (
         _NODE_BYTES
+        + _store_bytes(settings)
         + limits.queue_bytes_max
         + _MESSAGES_BESIDE * limits.message_bytes_max
         + limits.queue_length_max * REQUEST_BYTES
     )
+
+
+def _store_bytes(settings: Settings) -> int:
+    store = settings.store
+    if not store.is_in_memory:
+        return 0
+    return _STORE_TIMES * (_TABLE_TIMES * store.bytes_max + store.log_bytes)
 
 
 class MemoryWatch(Closing):
@@ -77,11 +89,11 @@ class MemoryWatch(Closing):
         if needed <= least.size_bytes:
             return
         return_large(_RETURNED_BYTES)
-        limits = settings.limits
+        limits, in_store = settings.limits, _store_bytes(settings)
         _log.warning(
             "memory: this node may use %d MiB (%s), but its configuration allows it to hold %d MiB: "
             "limits.queue_bytes_max %d MiB, limits.message_bytes_max %d MiB times %d, "
-            "limits.queue_length_max %d requests of %d bytes beside their bodies, and %d MiB for itself. "
+            "limits.queue_length_max %d requests of %d bytes beside their bodies, %sand %d MiB for itself. "
             "Before it is used up, requests are refused as busy, and replies dropped that a client does not "
             "read; lower these keys or raise the limit",
             least.size_bytes // _MIB,
@@ -92,6 +104,10 @@ class MemoryWatch(Closing):
             _MESSAGES_BESIDE,
             limits.queue_length_max,
             REQUEST_BYTES,
+            f"{in_store // _MIB} MiB for the store in memory (store.bytes_max times {_TABLE_TIMES} and "
+            f"store.log_bytes, times {_STORE_TIMES}), "
+            if in_store
+            else "",
             _NODE_BYTES // _MIB,
         )
 

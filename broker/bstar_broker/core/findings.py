@@ -239,8 +239,9 @@ def _nearly_full(state: NodeState, _: Past) -> str:
     store = state.store
     if store is None:
         return ""
-    if store.disk is not None and store.disk.free_bytes < 2**30:
-        return f"the disk of its store has {store.disk.free_bytes >> 20} MiB left"
+    free_bytes = None if store.disk is None else store.disk.disk_free_bytes
+    if free_bytes is not None and free_bytes < 2**30:
+        return f"the disk of its store has {free_bytes >> 20} MiB left"
     requests = store.pending + store.answered + store.dead + store.cancelled
     used = max(store.octets / store.octets_max, requests / store.requests_max)
     return f"its durable store is {used:.0%} full" if used > 0.9 else ""

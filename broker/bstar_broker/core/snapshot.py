@@ -325,7 +325,8 @@ class DiskState(msgspec.Struct, frozen=True):
     and entries whose checksums were wrong. ``oldest_due_ms``: since when the request has been due that
     has waited longest (Unix milliseconds, 0: none is due); it may be some seconds old. ``damage``: why this
     copy is to be replaced by the peer's, "" if it is whole; ``repairs``: how often that was done since the
-    start, and ``repaired`` what was wrong then.
+    start, and ``repaired`` what was wrong then. ``is_in_memory``: there is no disk, and ``free_bytes`` is the
+    memory that is left (0: unknown).
     """
 
     free_bytes: int
@@ -341,6 +342,12 @@ class DiskState(msgspec.Struct, frozen=True):
     damage: str = ""
     repairs: int = 0
     repaired: str = ""
+    is_in_memory: bool = False
+
+    @property
+    def disk_free_bytes(self) -> int | None:
+        """``free_bytes``; None without a disk."""
+        return None if self.is_in_memory else self.free_bytes
 
     @property
     def is_failing(self) -> bool:

@@ -166,7 +166,7 @@ _OF_STORE: tuple[Row, ...] = (
      "Durable requests acknowledged while they were on one disk only."),
 )
 _OF_DISK: tuple[Row, ...] = (
-    (Gauge, "bstar_store_disk_free_bytes", "free_bytes", "Free bytes where the store is."),
+    (Gauge, "bstar_store_disk_free_bytes", "disk_free_bytes", "Free bytes where the store is."),
     (Gauge, "bstar_store_file_bytes", "file_bytes", "Bytes that the store's files take."),
     (Gauge, "bstar_store_orders_waiting", "waiting", "Orders that wait for the disk's thread."),
     (Counter, "bstar_store_commits", "commits", "Transactions, each with one sync at most."),

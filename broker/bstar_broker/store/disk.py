@@ -21,6 +21,7 @@ from typing import Final
 
 from bstar.base.closing import Closing
 from bstar.errors import ClosedError, ConfigurationError, StoreError
+from bstar.settings.store import MEMORY
 from bstar_broker.store.core.events import (
     DiskInput,
     DiskOutput,
@@ -34,7 +35,8 @@ from bstar_broker.store.core.events import (
     Write,
 )
 from bstar_broker.store.disk_jobs import Jobs, Scrub
-from bstar_broker.store.faults import explain, free_bytes, is_damage
+from bstar_broker.store.faults import explain, is_damage
+from bstar_broker.store.memory_file import MemoryFile
 from bstar_broker.store.sqlite_file import StoreFile
 from bstar_broker.store.writer import SyncTimes, Writer
 
@@ -146,7 +148,7 @@ class _Answers:
 
 
 class Disk(Closing):
-    """The store of this ``pair`` in ``directory``, which is made if it is missing.
+    """The store of this ``pair`` in ``directory``, which is made if it is missing, or in ``MEMORY``.
 
     ConfigurationError if the directory cannot be used or is another pair's, StoreError if the store in it is
     damaged or not whole.
@@ -155,12 +157,13 @@ class Disk(Closing):
     def __init__(self, directory: str | os.PathLike[str], *, pair: str, wake: Callable[[], object]) -> None:
         self._orders = _Orders()
         self._answers = _Answers(wake)
-        self._file = StoreFile(directory)
+        self.is_in_memory = directory == MEMORY
+        self._file = MemoryFile() if self.is_in_memory else StoreFile(directory)
         try:
             opened = self._begin()
         except (sqlite3.Error, StoreError, OSError) as error:
             self._file.close()
-            raise StoreError(explain(error, self._file.folder.path)) from error
+            raise StoreError(explain(error, self._file.path)) from error
         if opened.mark is not None and opened.mark.pair != pair:
             self._file.close()
             raise ConfigurationError(
@@ -193,7 +196,7 @@ class Disk(Closing):
         except (sqlite3.Error, StoreError) as error:
             if not is_damage(error):
                 raise
-            self._file.set_aside(explain(error, self._file.folder.path))
+            self._file.set_aside(explain(error, self._file.path))
             self._writer = Writer(self._file, self._answers.put)
             opened = self._writer.opened()
         self._jobs = Jobs(self._writer, self._answers.put)
@@ -265,12 +268,12 @@ class Disk(Closing):
         return self._file.repaired
 
     def free_bytes(self) -> int:
-        """How much room the file system has. OSError if it does not tell."""
-        return free_bytes(self._file.folder.path)
+        """How much room there is. OSError if the system does not tell."""
+        return self._file.free_bytes()
 
     def file_bytes(self) -> int:
-        """The bytes of its files. OSError if the system does not tell."""
-        return self._file.folder.file_bytes()
+        """The bytes that it takes. OSError if the system does not tell."""
+        return self._file.size_bytes()
 
     def close(self) -> None:
         """Carry out what waits, and end. Idempotent; ten seconds at most, if the disk hangs."""

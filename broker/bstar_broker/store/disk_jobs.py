@@ -43,10 +43,8 @@ class _Copy:
     """The table as it was when this was made, read through a connection of its own."""
 
     def __init__(self, file: StoreFile, on_damage: Callable[[str], object]) -> None:
-        self.database = file.connect()
+        self.database = file.snapshot()
         try:
-            self.database.execute("PRAGMA cache_size = -2048")
-            self.database.execute("BEGIN")
             state = value_of(self.database, "state", TableState) or TableState()
         except BaseException:
             self.database.close()
@@ -83,7 +81,7 @@ class Scrub:
         except sqlite3.Error as error:
             if not is_damage(error):
                 raise
-            writer.damaged(explain(error, writer.file.folder.path))
+            writer.damaged(explain(error, writer.file.path))
             is_over = True
         now = time.monotonic()
         self._at = now + (now - began_at) * (_SCRUB_REST if writer.is_verified else 1)

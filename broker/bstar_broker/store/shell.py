@@ -239,6 +239,7 @@ class StoreShell(Closing):
             damage=disk.damage,
             repairs=disk.repairs,
             repaired=disk.repaired,
+            is_in_memory=disk.is_in_memory,
         )
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ from bstar.host.whole_file import sync_folder
 from bstar_broker.store import sqlite_log, sqlite_table
 from bstar_broker.store.core.entries import START, Position
 from bstar_broker.store.core.events import Mark
-from bstar_broker.store.faults import explain, is_damage
+from bstar_broker.store.faults import explain, free_bytes, is_damage
 from bstar_broker.store.reach_file import Reach, ReachFile, Sequence, shortfall
 
 T = TypeVar("T")
@@ -143,13 +143,14 @@ class StoreFile(Closing):
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         """Raises ConfigurationError if the directory cannot be used, StoreError if the disk fails."""
         self.folder = StoreFolder(directory)
+        self.path = self.folder.path
         self._is_ours = self._had_wal = False
-        self._aside = self.folder.path / "damaged"
+        self._aside = self.path / "damaged"
         try:
-            self._reach = ReachFile(self.folder.path / "store.reach")
+            self._reach = ReachFile(self.path / "store.reach")
         except OSError as error:
             self.folder.close()
-            raise StoreError(explain(error, self.folder.path)) from error
+            raise StoreError(explain(error, self.path)) from error
         # How often the peer's copy took the place of a damaged one, and what was wrong with the last.
         self.repairs = 0
         self.repaired = ""
@@ -157,7 +158,7 @@ class StoreFile(Closing):
             self._open_or_set_aside()
         except (sqlite3.Error, OSError) as error:
             self.close()
-            raise StoreError(explain(error, self.folder.path)) from error
+            raise StoreError(explain(error, self.path)) from error
         except BaseException:
             self.close()
             raise
@@ -168,7 +169,7 @@ class StoreFile(Closing):
         except (sqlite3.Error, StoreError) as error:
             if not is_damage(error) and not self._is_unreadable(error):
                 raise
-            self.set_aside(explain(error, self.folder.path))
+            self.set_aside(explain(error, self.path))
 
     def _is_unreadable(self, error: Exception) -> bool:
         """True if SQLite cannot use the files although the disk works: their headers are damaged."""
@@ -209,6 +210,25 @@ class StoreFile(Closing):
         database.execute(f"PRAGMA cache_size = -{_cache_bytes() >> 10}")
         database.execute("PRAGMA synchronous = FULL")
         return database
+
+    def snapshot(self) -> sqlite3.Connection:
+        """A connection that reads the database as it is at its first question."""
+        database = self.connect()
+        try:
+            database.execute("PRAGMA cache_size = -2048")
+            database.execute("BEGIN")
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def free_bytes(self) -> int:
+        """How much room the file system has. OSError if it does not tell."""
+        return free_bytes(self.path)
+
+    def size_bytes(self) -> int:
+        """The bytes of its files. OSError if the system does not tell."""
+        return self.folder.file_bytes()
 
     # --- transactions -------------------------------------------------------------------------------------
 
@@ -303,9 +323,7 @@ class StoreFile(Closing):
         """This copy is damaged, which remains known after a restart. False if it was known before."""
         if self.damage and not self.is_rebuilt:
             return False
-        _log.error(
-            "%s is damaged: %s; it is replaced by the peer's copy when that is whole", self.folder.path, text
-        )
+        _log.error("%s is damaged: %s; it is replaced by the peer's copy when that is whole", self.path, text)
         self._reach.reach.is_rebuilt = False
         self._reach.note_damage(text, must)
         return True
@@ -326,6 +344,15 @@ class StoreFile(Closing):
             self.database.close()
         self._reach.reach = Reach(mark=mark, is_rebuilt=is_rebuilt)
         self._reach.note_damage(text, must)
+        self._move_aside(text)
+        self._open()
+        if mark is not None:
+            self.begin(is_synced=True)
+            self.put("mark", mark)
+            self.commit()
+            self.reached(START, mark)
+
+    def _move_aside(self, text: str) -> None:
         is_kept = not self._aside.exists()
         self._aside.mkdir(mode=0o700, exist_ok=True)
         for file in (self.folder.wal, self.folder.shm, self.folder.database):
@@ -336,14 +363,8 @@ class StoreFile(Closing):
         self.folder.forget()
         _log.error(
             "%s is damaged: %s; its files are in %s, and the store begins with an empty copy, which takes "
-            "the peer's", self.folder.path, text, self._aside,
+            "the peer's", self.path, text, self._aside,
         )  # fmt: skip
-        self._open()
-        if mark is not None:
-            self.begin(is_synced=True)
-            self.put("mark", mark)
-            self.commit()
-            self.reached(START, mark)
 
     def mend(self, *, is_forced: bool) -> None:
         """The peer's copy has taken this one's place, or an operator goes on from this one (``is_forced``).
@@ -352,13 +373,17 @@ class StoreFile(Closing):
         if not self.damage:
             return
         how = "an operator goes on from it" if is_forced else "the peer's copy has taken its place"
-        _log.warning("%s was damaged, and %s: %s", self.folder.path, how, self.damage)
+        _log.warning("%s was damaged, and %s: %s", self.path, how, self.damage)
         self.repairs += not is_forced
         self.repaired = self.damage
         reach = self._reach.reach
         reach.damage, reach.must, reach.is_rebuilt = "", START, False
         self._reach.note(is_synced=True)
-        if not is_forced and self._aside.exists():
+        if not is_forced:
+            self._drop_aside()
+
+    def _drop_aside(self) -> None:
+        if self._aside.exists():
             shutil.rmtree(self._aside)
 
     def close(self) -> None:
@@ -371,7 +396,7 @@ class StoreFile(Closing):
                 self._reach.sync()
                 self.folder.note(CLOSED if self._is_ours else UNSURE)
             except OSError as error:
-                _log.error("%s", explain(error, self.folder.path))
+                _log.error("%s", explain(error, self.path))
         self._reach.close()
         self.folder.close()
 
@@ -408,7 +433,7 @@ class StoreFile(Closing):
         self.commit()
         self.sync_all()
         self.reached()
-        _log.info("a store was made: %s", self.folder.database)
+        _log.info("a store was made: %s", self.path)
 
     def _check(self, base: Sequence | None) -> None:
         """See whether this copy has all that was synced, and note what is wrong."""

@@ -376,20 +376,20 @@ class Writer:
         if is_synced:
             self.figures.syncs.observe(took_s)
         if self.figures.error:
-            _log.warning("the store is written again: %s", self.file.folder.path)
+            _log.warning("the store is written again: %s", self.file.path)
             self.figures.error = ""
         return True
 
     def fail(self, error: Exception) -> None:
         """A transaction or a job has failed: tell, and take it back."""
         if is_damage(error):
-            self.damaged(explain(error, self.file.folder.path))
+            self.damaged(explain(error, self.file.path))
         self._is_unsure = True
         name: str = getattr(error, "sqlite_errorname", None) or ""
         self._is_sync_unsure = self._is_sync_unsure or name.startswith("SQLITE_IOERR")
         self.figures.errors += 1
         self._appended.keep_to(0)
-        text = explain(error, self.file.folder.path)
+        text = explain(error, self.file.path)
         try:
             self.file.rollback()
         except sqlite3.Error as second:

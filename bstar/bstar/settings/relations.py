@@ -17,6 +17,7 @@ from bstar.base.patterns import is_pattern
 from bstar.errors import ConfigurationError
 from bstar.settings.fields import FIELDS, flatten
 from bstar.settings.schema import Settings
+from bstar.settings.store import MEMORY
 from bstar.settings.timing import PROFILES
 from bstar.wire.limits import SERVICE_BYTES_MAX
 
@@ -391,6 +392,18 @@ WARNINGS = (
         "of one node if the nodes are cut off from each other and clients reach both; name an arbiter on "
         "both nodes, or say refuse",
     ),
+    Condition(
+        ("store.directory",),
+        lambda node: node.settings.store.is_in_memory,
+        "store.directory: memory keeps durable requests in the memory of the two nodes: they survive the end "
+        "of one, and are lost when both have ended",
+    ),
+    Condition(
+        ("store.when_alone", "store.directory"),
+        lambda node: node.settings.store.is_in_memory and node.settings.store.when_alone == "accept",
+        "store.when_alone: accept with store.directory: memory loses what was acknowledged while only one "
+        "node ran, if that node ends; say refuse, or name a directory",
+    ),
 )
 
 
@@ -509,6 +522,8 @@ def _share_address(path: str, peer_path: str, pair: _Pair) -> bool:
 
 def _share_directory(path: str, pair: _Pair) -> bool:
     mine, its = (node.values[path] for node in pair.nodes)
+    if path == "store.directory" and mine == MEMORY:
+        return False
     is_same = (
         mine is not None and its is not None and os.path.normpath(str(mine)) == os.path.normpath(str(its))
     )
@@ -540,6 +555,14 @@ PAIR_CONDITIONS = (
     PairCondition(
         partial(_has_one, "store.directory"),
         "store.directory: one node has a store and the other has none: give both one, or neither",
+    ),
+    PairCondition(
+        lambda pair: (
+            all(node.has("store.directory") for node in pair.nodes)
+            and len({node.settings.store.is_in_memory for node in pair.nodes}) == 2
+        ),
+        "store.directory: {ours[store.directory]} on {names[0]}, {theirs[store.directory]} on {names[1]}; a "
+        "pair keeps durable requests in memory or on disks: give both nodes a directory, or both memory",
     ),
     PairCondition(
         lambda pair: (

@@ -1,20 +1,24 @@
 """The keys of the durable store; see ``schema`` for the form of the texts."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
 from bstar.settings.section import GIB, MIB, Section
 
+# The directory of this name keeps the store in memory; ``./memory`` is one on a disk.
+MEMORY: Final = "memory"
+
 
 class StoreOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Durable requests, kept on the disks of both nodes (docs/durable.md). directory and link, or neither."""
+    """Durable requests, kept at both nodes (docs/durable.md). directory and link, or neither."""
 
     directory: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
         Meta(
             description="Directory of this node's store, one per node, made when missing, on a local "
-            "disk. null keeps no durable requests."
+            "disk. memory: no disk; what both nodes keep in memory is lost when both have ended. null "
+            "keeps no durable requests."
         ),
     ] = None
     link: Annotated[
@@ -103,3 +107,8 @@ class StoreOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             " does not say. 0: never.",
         ),
     ] = 0.0
+
+    @property
+    def is_in_memory(self) -> bool:
+        """True if this node keeps its store in memory."""
+        return self.directory == MEMORY

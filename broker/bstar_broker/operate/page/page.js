@@ -242,7 +242,8 @@ const parts = (state) => {
       ["oldest pending", lasts(store.oldest_pending_s)], ["answered", count(store.answered)],
       ["dead letters", count(store.dead)], ["follower behind", `${count(store.lag_entries)} entries, ${lasts(store.lag_s)}`],
       ["bodies", `${bytesText(store.octets)} of ${bytesText(store.octets_max)}`],
-      ["disk", disk && `${bytesText(disk.file_bytes)}, ${bytesText(disk.free_bytes)} free`],
+      ["disk", disk && (disk.is_in_memory ? `none: ${bytesText(disk.file_bytes)} in memory, lost when both nodes have ended`
+        : `${bytesText(disk.file_bytes)}, ${bytesText(disk.free_bytes)} free`)],
       ["sync, mean", disk && disk.commits ? lasts(disk.sync_sum_s / Math.max(1, disk.sync_counts.reduce((a, b) => a + b, 0))) : ""],
     ]]);
   }

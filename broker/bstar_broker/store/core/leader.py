@@ -13,7 +13,7 @@ waits, so the disks prove at every time which of them has everything.
 
 from typing import Final, cast
 
-from bstar_broker.core.outputs import Output
+from bstar_broker.core.outputs import Notice, Output
 from bstar_broker.store.core import commands
 from bstar_broker.store.core.commands import Began
 from bstar_broker.store.core.entries import START, Entry, History, Position
@@ -122,6 +122,7 @@ class Leader:
         at = Position(site.epoch, log.last.number + 1)
         entry = Entry.of(at, log.at_ms, commands.encode([Began(site.role)]))
         site.is_forced = is_alone
+        is_new = log.mark is None
         log.mend()
         mark = site.mark(is_in_sync=True, is_alone=is_alone or self.was_alone)
         write = log.write([entry], mark=mark)
@@ -131,7 +132,8 @@ class Leader:
         self.copies.lead(at.number, now, is_heard=site.peer.is_heard)
         hello = site.peer.hello
         is_met = site.peer.is_fresh and hello is not None
-        return [write, site.say_hello(asks=not is_met), *self.advance(now)]
+        notices = [Notice("a new store begins, and it is empty: neither node has one")] if is_new else []
+        return [*notices, write, site.say_hello(asks=not is_met), *self.advance(now)]
 
     @property
     def is_peer_whole(self) -> bool:
