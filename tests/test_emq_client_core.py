@@ -118,6 +118,22 @@ def test_what_a_farewell_names_goes_to_the_next_router() -> None:
     assert talk.calls.connected(talk.now) == [Send(FRAMES), Send(FRAMES), Sent(b"short"), Send(FRAMES)]
 
 
+@pytest.mark.requirement("EMQ-G-06")
+def test_a_router_that_says_disconnect_gets_a_farewell_and_nothing_more() -> None:
+    """EMQ-G-06: what is under way may end, what comes later goes to the next router."""
+    talk = Talk().connect()
+    talk.ask(b"old")
+    [farewell] = talk.hears(emq.Disconnect(b"d"))
+    assert isinstance(farewell, Send)
+    assert isinstance(emq.decode(farewell.frames), emq.Goodbye)
+    assert talk.ask(b"later") == []
+    assert talk.hears(emq.Reply(b"m", b"old", RESULT)) == [
+        Result(b"old", RESULT),
+        Close("the router said KBYE"),
+    ]
+    assert talk.passes(0.2) == [Open("B", b"id-3")]
+
+
 def test_what_a_farewell_does_not_name_is_never_sent_twice() -> None:
     """A router that served a moment ago may have given it to a worker."""
     talk = Talk().connect()

@@ -505,12 +505,12 @@ _STATUS = (
 
 
 @pytest.mark.requirement("EMQ-R-11")
-def test_no_client_ends_the_router(stage: EmqStage) -> None:
-    """EMQ-R-11: DISCONNECT of a frontend's client does nothing, and the admin's needs permission."""
+def test_no_peer_ends_the_router_without_permission(stage: EmqStage) -> None:
+    """EMQ-R-11: DISCONNECT does nothing at any door, unless the operator allows it."""
     stage.manager(slots=1)
-    for door in ("clients", "admin"):
+    for door in ("clients", "workers", "admin"):
         assert stage.says(door, b"x", emq.Disconnect(b"d")) == []
-    assert stage.drops()["emq-disconnect"] == 2
+    assert stage.drops()["emq-disconnect"] == 3
     assert requests(stage.asks(b"q1")) == [(b"m1", b"q1")]
 
 
@@ -532,6 +532,26 @@ def test_the_admin_may_end_it_and_what_is_under_way_ends() -> None:
     ended = stage.ends(b"q1", 1, busy)
     assert (kinds(ended), replies(ended)) == (["Reply", "Goodbye"], [(b"c1", b"q1", result(1))])
     assert stage.front.state(stage.now).error
+
+
+@pytest.mark.requirement("EMQ-G-06")
+@pytest.mark.parametrize(
+    ("door", "peer"),
+    [("clients", b"c9"), ("clients", b"s1"), ("workers", b"m9"), ("workers", b"m1")],
+    ids=["client", "scheduler", "stranger at the managers' door", "manager"],
+)
+def test_every_peer_may_end_it_where_that_is_allowed(door: str, peer: bytes) -> None:
+    """EMQ-G-06: KBYE to all and to the one that asked, once each, and pending work finishes."""
+    stage = EmqStage(EmqSettings(may_disconnect=True))
+    stage.manager(b"m1", slots=1)
+    stage.asks(b"q1", "reply-requested")
+    stage.says("clients", b"s1", emq.Inform(b"i", emq.Kind.SCHEDULER))
+    told = stage.says(door, peer, emq.Disconnect(b"d"))
+    assert set(kinds(told)) == {"Goodbye"}
+    # The manager has a job: its farewell comes after that.
+    assert sorted(each for each, _ in told) == sorted({peer, b"s1"} - {b"m1"})
+    assert kinds(stage.asks(b"q2")) == ["Goodbye"]
+    assert kinds(stage.ends(b"q1", 1, b"m1")) == ["Reply", "Goodbye"]
 
 
 # --- frames -------------------------------------------------------------------------------------------------

@@ -1,12 +1,17 @@
 """Peers behind fronts with keys: the core asks their principals, as it does for every message."""
 
+import pytest
+
 from bstar.security import Principal, Principals, new_key
 from bstar.star import PeerMessage, Role, StarMachine, StarSettings, State
+from bstar.wire import emq
 from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings
 from bstar_broker.core.authority import OWN
 from bstar_broker.core.fronted import FrontedNode
 from bstar_broker.core.outputs import Output
+from bstar_broker.fronts.emq.desk import Desk, EmqSettings
+from bstar_broker.fronts.emq.front import EmqFront
 from bstar_broker.fronts.pzq.front import PzqFront, PzqSettings
 from support.house import PRINCIPALS, Origin
 from support.plain_front import PlainFront, sent
@@ -25,6 +30,7 @@ def node_with_keys() -> FrontedNode:
         make_fronts=lambda inlet: [
             PlainFront(inlet, service=b"price"),
             PzqFront(inlet, PzqSettings(service=b"price"), wall_us=lambda: 0, random=bytes),
+            EmqFront(Desk(inlet, EmqSettings(may_disconnect=True), lambda: b"id", lambda: 0.0), bytes(16)),
         ],
     )
     for number, state in enumerate((State.BACKUP, State.PASSIVE)):
@@ -117,6 +123,18 @@ def test_a_monitor_is_an_operators() -> None:
     assert dict(node.broker.ledger.drops) == {"call-not-allowed": 2}
     [figures] = told(node, "ops", "monitor", b"m", b"", b"MONITOR")
     assert figures[-1].startswith(b"messages: ")
+
+
+@pytest.mark.requirement("EMQ-G-06")
+@pytest.mark.parametrize("door", ["clients", "workers", "admin"])
+def test_an_operators_disconnect_alone_ends_eventmq(door: str) -> None:
+    node = node_with_keys()
+    frames = emq.encode(emq.Disconnect(b"d"))
+    for user in ("shop", "worker"):
+        assert sent(node.receive_front("emq", door, [user.encode(), *frames], 0.0, user)) == []
+    assert dict(node.broker.ledger.drops) == {"call-not-allowed": 2}
+    [said] = sent(node.receive_front("emq", door, [b"ops", *frames], 0.0, "ops"))
+    assert said[:4] == [b"ops", b"", b"eMQP/1.0", b"ACK" if door == "admin" else b"KBYE"]
 
 
 def test_nobody_can_prove_the_user_id_of_the_fronts() -> None:

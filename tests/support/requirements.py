@@ -126,7 +126,7 @@ REQUIREMENTS: dict[str, str] = {
     "EMQ-R-08": "REC    no REPLY is a condition of a client's success",
     "EMQ-R-09": "REC    a forwarded result is an extension: the second argument of REPLY",
     "EMQ-R-10": "REC    the queues of INFORM are a JSON array; an empty frame is the router's default",
-    "EMQ-R-11": "REC    no client ends the router by DISCONNECT",
+    "EMQ-R-11": "REC    no peer ends the router by DISCONNECT where its operator does not allow it",
     "SPP-B-01": "MUST   no request leaves the queue while no worker is ready",
     "SPP-B-02": "MUST   a reply goes to the client of its envelope; READY goes to nobody",
     "SPP-B-03": "SHOULD the least recently used worker is next",

@@ -149,7 +149,10 @@ class EmqOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = "published"
     allow_disconnect: Annotated[
         bool,
-        Meta(description="true: DISCONNECT at the admin's door ends EventMQ at this node until it restarts."),
+        Meta(
+            description="true: a DISCONNECT ends EventMQ at this node until it restarts: of any peer, with "
+            "keys of operators alone."
+        ),
     ] = False
 
 

@@ -17,7 +17,7 @@ gives equal frames, except for the order of headers, spaces in JSON, and unused 
                                                                      [JSON job] [cron or empty]
     Unschedule      UNSCHEDULE              client → R → schedulers  the same five; the job alone is read
     Publish         PUBLISH                 publisher → pub/sub      [topic] [JSON message]
-    Disconnect      DISCONNECT              admin → R                none
+    Disconnect      DISCONNECT              all → R, R → all         none
     Goodbye         KBYE, also KBAI         all                      none
     Status          STATUS                  admin → R                none
     ShowWorkers     ROUTER_SHOW_WORKERS     admin → R                none

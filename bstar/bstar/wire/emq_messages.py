@@ -112,7 +112,7 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
 
 
 class Disconnect(msgspec.Struct, frozen=True, gc=False):
-    """Asks the receiver to end. No frontend's client may (EMQ-R-11)."""
+    """Asks the receiver to end (EMQ-G-06); at a router if its operator allows that (EMQ-R-11)."""
 
     msgid: bytes
 

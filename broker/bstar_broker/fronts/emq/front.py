@@ -4,9 +4,10 @@
     workers   job managers: ``managers``
     admin     the admin's commands STATUS, ROUTER_SHOW_WORKERS and ROUTER_SHOW_SCHEDULERS
 
-For a command of the admin the front asks the node for ``mmi.state``, which is for operators alone where keys
-are used. The figures by queue are those of the broker's services, so they count workers of every dialect. The
-node does the rest. Input that cannot be read is counted by reason, and nothing else happens.
+For a command of the admin, and for DISCONNECT at any door, the front asks the node for ``mmi.state``, which
+is for operators alone where keys are used. The figures by queue are those of the broker's services, so they
+count workers of every dialect. The node does the rest. Input that cannot be read is counted by reason, and
+nothing else happens.
 """
 
 import msgspec
@@ -66,6 +67,8 @@ class EmqFront:
         try:
             frames = list(map(bytes, frames))
             message = emq.decode(frames, 1, wire=self._settings.wire)
+            if isinstance(message, emq.Disconnect):
+                return self._receive_disconnect(door, frames[0], message, user_id, now)
             if door == WORKERS:
                 return self.managers.receive_manager(frames[0], message, user_id, now)
             if door == ADMIN:
@@ -78,7 +81,7 @@ class EmqFront:
     def _receive_client(self, asker: Asker, message: emq.Message, now: float) -> list[Output]:
         self._schedulers.hear(asker.routing_id, asker.user_id, now)
         if self._is_closed:
-            outputs = self._desk.note("closed", "an admin has ended EventMQ at this node")
+            outputs = self._desk.note("closed", "a DISCONNECT has ended EventMQ at this node")
             return [*outputs, self._desk.goodbye(CLIENTS, asker.routing_id, asker.msgid)]
         match message:
             case emq.Request():
@@ -92,8 +95,6 @@ class EmqFront:
                 return []
             case emq.Heartbeat():
                 return []
-            case emq.Disconnect():
-                return self._desk.note("disconnect", "a client asks the router to end (EMQ-R-11)")
         return self._desk.note("unexpected", f"a client sent {type(message).__name__}")
 
     def _receive_schedule(
@@ -119,9 +120,20 @@ class EmqFront:
             return []
         if command not in _ADMIN:
             return self._desk.note("unexpected", f"an admin sent {command.__name__}")
-        if command is emq.Disconnect and not self._settings.may_disconnect:
+        return self._ask(ADMIN, routing_id, message, user_id, now)
+
+    def _receive_disconnect(
+        self, door: str, routing_id: bytes, message: emq.Disconnect, user_id: str, now: float
+    ) -> list[Output]:
+        if not self._settings.may_disconnect:
             return self._desk.note("disconnect", "fronts.emq.allow_disconnect is false")
-        envelope = (command.__name__.encode(), message.msgid)
+        return self._ask(door, routing_id, message, user_id, now)
+
+    def _ask(
+        self, door: str, routing_id: bytes, message: emq.Message, user_id: str, now: float
+    ) -> list[Output]:
+        """Do what an admin asks if the node says how it is: with keys it does so to operators alone."""
+        envelope = (type(message).__name__.encode(), message.msgid, door.encode())
         peer = peer_id(NAME, ADMIN, routing_id)
         asked = Request(peer, Dialect.FRONT, envelope, mmi.Service.STATE.value, [b""])
         return self.managers.receive(asked, now, user_id)
@@ -142,11 +154,11 @@ class EmqFront:
         return self._requests.deliver(order, now)
 
     def _answer_admin(self, routing_id: bytes, order: Order, now: float) -> list[Output]:
-        command, msgid = order.envelope
+        command, msgid, door = order.envelope
         if order.verb is not Verb.FINAL:
             return []  # the node has counted why
         if command == emq.Disconnect.__name__.encode():
-            return self._close(routing_id, msgid, now)
+            return self._close(door.decode(), routing_id, msgid, now)
         if command == emq.Status.__name__.encode():
             report = _status(order.body[-1], self.managers)
         elif command == emq.ShowWorkers.__name__.encode():
@@ -155,12 +167,16 @@ class EmqFront:
             report = _encode(self._schedulers.show())
         return [self._desk.reply(ADMIN, routing_id, report)]
 
-    def _close(self, routing_id: bytes, msgid: bytes, now: float) -> list[Output]:
-        """EMQ-G-06: say KBYE to all, take nothing new, let what is under way end."""
+    def _close(self, door: str, routing_id: bytes, msgid: bytes, now: float) -> list[Output]:
+        """EMQ-G-06: say KBYE to all, take nothing new, let what is under way end. The admin gets an ACK."""
         self._is_closed = True
-        ack = self._desk.send(ADMIN, routing_id, emq.Ack(self._desk.new_id(), msgid))
+        outputs: list[Output] = []
+        if door == ADMIN:
+            outputs.append(self._desk.send(ADMIN, routing_id, emq.Ack(self._desk.new_id(), msgid)))
+        elif routing_id not in self._schedulers.by_id and routing_id not in self.managers.by_id:
+            outputs.append(self._desk.goodbye(door, routing_id, msgid))
         self._schedules.stop()
-        return [ack, *self._schedulers.close(), *self.managers.close(now)]
+        return [*outputs, *self._schedulers.close(), *self.managers.close(now)]
 
     def unsent(self, output: FrontSend, is_gone: bool, now: float) -> list[Output]:
         """See ``Front``."""
@@ -233,11 +249,11 @@ class EmqFront:
             "retries": self._requests.count(),
             "schedules": self._schedules.count(),
         }
-        error = "an admin has ended EventMQ at this node" if self._is_closed else ""
+        error = "a DISCONNECT has ended EventMQ at this node" if self._is_closed else ""
         return FrontState(NAME, peers, {"unread": self._unread}, error, levels)
 
 
-_ADMIN = frozenset((emq.Status, emq.ShowWorkers, emq.ShowSchedulers, emq.Disconnect))
+_ADMIN = frozenset((emq.Status, emq.ShowWorkers, emq.ShowSchedulers))
 
 
 def _status(state: bytes, managers: Managers) -> bytes:

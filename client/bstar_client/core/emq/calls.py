@@ -162,6 +162,9 @@ class EmqCalls:
         match message:
             case emq.Goodbye(refused):
                 return self._dismissed(refused, now)
+            case emq.Disconnect():
+                farewell = emq.encode(emq.Goodbye(self._new_id()), wire=self._settings.wire)
+                return [Send(farewell), *self._dismissed(b"", now)]
             case emq.Reply(about=about, value=value):
                 outputs = self._answer(about, value)
                 return outputs + self._leave_if_settled(now)
