@@ -279,13 +279,18 @@ def test_two_pairs_on_one_machine(tmp_path: Path) -> None:
 
 
 def test_plain_majordomo(tmp_path: Path) -> None:
-    """docs/plain.md: a plain worker at both nodes, and a plain client before and after a node was killed."""
+    """docs/plain.md: a plain worker at both nodes, a plain client before and after a node was killed, and the
+    guide's loops on our classes.
+    """
     with broker_pair(tmp_path / "pair") as nodes:
-        write(tmp_path, "plain.md", nodes, {"plain_worker.py", "plain_client.py"})
+        names = {"plain_worker.py", "plain_client.py", "guide_worker.py", "guide_client.py"}
+        write(tmp_path, "plain.md", nodes, names)
         with running(tmp_path, "plain_worker.py"):
             assert run(tmp_path, "plain_client.py") == ["HELLO", "AGAIN"]
             nodes[0].kill()
             assert run(tmp_path, "plain_client.py") == ["HELLO", "AGAIN"]
+        with running(tmp_path, "guide_worker.py"):
+            assert run(tmp_path, "guide_client.py") == ["100 replies"]
 
 
 def test_pirates_at_a_pair(tmp_path: Path) -> None:
