@@ -10,11 +10,14 @@ A ``look`` may carry ``store``: what the durable store of the pair asks of its i
 knows nothing of stores answers the look without ``store``, so the node sees that it keeps no set.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 from bstar.errors import RemoteProtocolError
+
+_T = TypeVar("_T")
 
 HEADER = b"BSTA01"
 # Every version's header begins so.
@@ -112,23 +115,15 @@ def encode_answer(answer: Answer) -> list[bytes]:
 
 def decode_question(frames: list[bytes]) -> Question:
     """Read a node's question; anything else raises RemoteProtocolError."""
-    detail = _detail(frames)
-    try:
-        return _decode_question(detail)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RemoteProtocolError("arbiter-detail", str(error)) from error
+    return _read(frames, _decode_question)
 
 
 def decode_answer(frames: list[bytes]) -> Answer:
     """Read the arbiter's answer; anything else raises RemoteProtocolError."""
-    detail = _detail(frames)
-    try:
-        return _decode_answer(detail)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RemoteProtocolError("arbiter-detail", str(error)) from error
+    return _read(frames, _decode_answer)
 
 
-def _detail(frames: list[bytes]) -> bytes:
+def _read(frames: list[bytes], decode: Callable[[bytes], _T]) -> _T:
     header = frames[0] if frames else b""
     if header != HEADER:
         if header[: len(_FAMILY)] == _FAMILY:
@@ -139,4 +134,7 @@ def _detail(frames: list[bytes]) -> bytes:
         raise RemoteProtocolError("arbiter-header", f"no message between node and arbiter: {header[:16]!r}")
     if len(frames) < 2 or len(frames[1]) > _DETAIL_BYTES_MAX:
         raise RemoteProtocolError("arbiter-detail", "the detail frame is missing or too long")
-    return frames[1]
+    try:
+        return decode(frames[1])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteProtocolError("arbiter-detail", str(error)) from error

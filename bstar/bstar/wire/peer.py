@@ -36,35 +36,6 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 
-class _Detail(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    pair: str
-    role: Literal["primary", "backup"]
-    node: str
-    seq: _Count
-    epoch: _Count
-    heartbeat_ms: _Milliseconds
-    timeout_ms: _Milliseconds
-    asks: _Count = 0
-    answers: _Count = 0
-    released: bool = False
-    leaving: bool = False
-    arbiter: str = ""
-    claims: bool = False
-    granted: _Count = 0
-    granted_to: str = ""
-    cut_off: _Count = 0
-    cut_off_ms: _Milliseconds = 0
-    hears: str = ""
-    pause: _Count = 0
-    paused_ms: _Milliseconds = 0
-    pause_why: str = ""
-    fronts: str = ""
-    timeout_max_ms: _Milliseconds = 0
-    needs_ms: _Milliseconds = 0
-    hears_seq: _Count = 0
-    lease_ms: _Milliseconds = 0
-
-
 class PeerState(msgspec.Struct, frozen=True, gc=False):
     """One node's state message.
 
@@ -97,32 +68,49 @@ class PeerState(msgspec.Struct, frozen=True, gc=False):
     pair: str | None = None
     role: str | None = None
     node: str | None = None
-    seq: int | None = None
-    epoch: int | None = None
-    heartbeat_ms: int | None = None
-    timeout_ms: int | None = None
-    asks: int = 0
-    answers: int = 0
+    seq: _Count | None = None
+    epoch: _Count | None = None
+    heartbeat_ms: _Milliseconds | None = None
+    timeout_ms: _Milliseconds | None = None
+    asks: _Count = 0
+    answers: _Count = 0
     released: bool = False
     leaving: bool = False
     arbiter: str = ""
     claims: bool = False
-    granted: int = 0
+    granted: _Count = 0
     granted_to: str = ""
-    cut_off: int = 0
-    cut_off_ms: int = 0
+    cut_off: _Count = 0
+    cut_off_ms: _Milliseconds = 0
     hears: str = ""
-    pause: int = 0
-    paused_ms: int = 0
+    pause: _Count = 0
+    paused_ms: _Milliseconds = 0
     pause_why: str = ""
     fronts: str = ""
-    timeout_max_ms: int = 0
-    needs_ms: int = 0
-    hears_seq: int = 0
-    lease_ms: int = 0
+    timeout_max_ms: _Milliseconds = 0
+    needs_ms: _Milliseconds = 0
+    hears_seq: _Count = 0
+    lease_ms: _Milliseconds = 0
 
 
-# In the order of both: without ``state`` a message has the fields of its JSON object.
+_REQUIRED = {
+    "pair": str,
+    "role": Literal["primary", "backup"],
+    "node": str,
+    **dict.fromkeys(("seq", "epoch"), _Count),
+    **dict.fromkeys(("heartbeat_ms", "timeout_ms"), _Milliseconds),
+}
+# The JSON object: the fields of a message without ``state``.
+_Detail = msgspec.defstruct(
+    "_Detail",
+    [
+        (each.name, _REQUIRED[each.name]) if each.name in _REQUIRED else (each.name, each.type, each.default)
+        for each in msgspec.structs.fields(PeerState)[1:]
+    ],
+    frozen=True,
+    omit_defaults=True,
+    gc=False,
+)
 _fields_of = attrgetter(*_Detail.__struct_fields__)
 _decode_detail = msgspec.json.Decoder(_Detail).decode
 _encode_detail = msgspec.json.Encoder().encode

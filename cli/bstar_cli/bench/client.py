@@ -59,7 +59,7 @@ def main() -> None:
     job = turns.get()
     assert isinstance(job, Job)
     try:
-        if job.client == "sync":
+        if job.side.client == "sync":
             _be_sync(job, turns, run)
         else:
             asyncio.run(_be_async(job, turns, run))
@@ -150,7 +150,7 @@ def _reported(run: _Run) -> Iterator[None]:
 
 def _be_sync(job: Job, turns: "queue.SimpleQueue[Job | Turn]", run: _Run) -> None:
     with HAClient(
-        job.fleet, dialect=job.dialect, timeout=job.timeout_s, security=Security.from_environment()
+        job.side.fleet, dialect=job.side.dialect, timeout=job.timeout_s, security=Security.from_environment()
     ) as client:
         client.request(job.service, b"ready?")
         _tell(Ready())
@@ -226,7 +226,7 @@ def _pace(
 
 async def _be_async(job: Job, turns: "queue.SimpleQueue[Job | Turn]", run: _Run) -> None:
     async with AsyncHAClient(
-        job.fleet, dialect=job.dialect, timeout=job.timeout_s, security=Security.from_environment()
+        job.side.fleet, dialect=job.side.dialect, timeout=job.timeout_s, security=Security.from_environment()
     ) as client:
         await client.request(job.service, b"ready?")
         _tell(Ready())

@@ -72,20 +72,12 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
-    """What a client process is for, its whole life."""
+    """What a client process of a side is for, its whole life."""
 
-    pairs: list[Pair]
-    pins: dict[str, str]
-    dialect: Dialect
-    client: ClientKind
+    side: Side
     service: str
     means: Means
     timeout_s: float
-
-    @property
-    def fleet(self) -> Fleet:
-        """All pairs, of which the service has one."""
-        return Fleet(self.pairs, pins=self.pins)
 
 
 class Turn(msgspec.Struct, frozen=True, tag="turn"):

@@ -82,15 +82,7 @@ class Rounds:
             )
         for side in self._sides:
             jobs = [
-                Job(
-                    side.pairs,
-                    side.pins,
-                    side.dialect,
-                    side.client,
-                    side.service_of(number),
-                    load.means,
-                    self._timeout_s,
-                )
+                Job(side, side.service_of(number), load.means, self._timeout_s)
                 for number in range(load.clients)
             ]
             stage.start_clients(side, jobs)

@@ -4,10 +4,11 @@ import asyncio
 from collections import deque
 from functools import partial
 
-from bstar.errors import ClosedError, ConfigurationError
+from bstar.errors import ConfigurationError
 from bstar_client.aio.loop import LinkLoop
 from bstar_client.arguments.settings import ClientSettings
 from bstar_client.calls.delivery import Delivery
+from bstar_client.core.call_errors import already_closed
 from bstar_client.core.calls import Call
 from bstar_client.core.outputs import ClientCore
 
@@ -80,7 +81,7 @@ class ClientLoop:
             raise
         if self.is_closed:
             self.free(1)
-            raise ClosedError("the client is closed; the request was not sent")
+            raise already_closed()
 
     @property
     def is_full(self) -> bool:

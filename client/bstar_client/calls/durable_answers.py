@@ -25,7 +25,7 @@ from bstar.wire.progress import Progress
 from bstar_client.arguments.bodies import to_name
 from bstar_client.arguments.checks import check_flag, to_milliseconds
 from bstar_client.core.call_errors import attempts
-from bstar_client.core.calls import Reply
+from bstar_client.core.calls import Reply, only_frame
 
 _ID = re.compile(r"[0-9a-fA-F]{32}")
 # One question for a result waits this long at a node. A client that waits longer asks again.
@@ -58,11 +58,7 @@ class Result(msgspec.Struct, frozen=True, gc=False):
     @property
     def body(self) -> bytes:
         """The one frame of the answer. ValueError if there are several: read ``frames``."""
-        if len(self.frames) != 1:
-            raise ValueError(
-                f"the answer has {len(self.frames)} frames: read .frames, .body is for answers of one"
-            )
-        return self.frames[0]
+        return only_frame(self.frames, "the answer", "answers of one")
 
 
 class RequestStatus(msgspec.Struct, frozen=True, gc=False):
@@ -100,9 +96,7 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
         """The one frame of its body. ValueError without it, and if there are several: read ``frames``."""
         if not self.frames:
             raise ValueError("the body was not asked for: list the requests with bodies=True")
-        if len(self.frames) != 1:
-            raise ValueError(f"the body has {len(self.frames)} frames: read .frames, .body is for one")
-        return self.frames[0]
+        return only_frame(self.frames, "the body", "one")
 
     def __repr__(self) -> str:
         """With the beginning of the body, if it was asked for, and of the text."""

@@ -61,6 +61,13 @@ OnProgress: TypeAlias = Callable[[Progress], object]
 Asked: TypeAlias = Body | Value | Ask
 
 
+def only_frame(frames: tuple[bytes, ...], of: str, which: str) -> bytes:
+    """The frame of a body that has one. ValueError if there are several."""
+    if len(frames) != 1:
+        raise ValueError(f"{of} has {len(frames)} frames: read .frames, .body is for {which}")
+    return frames[0]
+
+
 class Reply(msgspec.Struct, frozen=True, gc=False):
     """A service's answer to a request.
 
@@ -89,11 +96,7 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     @property
     def body(self) -> bytes:
         """The one frame of the reply. ValueError if there are several: read ``frames``."""
-        if len(self.frames) != 1:
-            raise ValueError(
-                f"the reply has {len(self.frames)} frames: read .frames, .body is for replies of one"
-            )
-        return self.frames[0]
+        return only_frame(self.frames, "the reply", "replies of one")
 
 
 class CallFailed(msgspec.Struct, frozen=True):

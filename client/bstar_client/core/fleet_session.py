@@ -12,7 +12,7 @@ that it does not call.
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from bstar.errors import ClosedError
+from bstar_client.core.call_errors import already_closed
 from bstar_client.core.calls import Call
 from bstar_client.core.counters import Counters
 from bstar_client.core.native.session import Session
@@ -74,8 +74,7 @@ class FleetSession:
                 if not waiting:
                     continue
                 if self._is_closed:
-                    text = "the client is closed; the request was not sent"
-                    outputs += [Fail(call, ClosedError(text)) for call in waiting]
+                    outputs += [Fail(call, already_closed()) for call in waiting]
                     continue
                 outputs += self.open(pair, now)
             outputs += self._renumbered(pair, self._of(pair).submit_all(of_pair, now))

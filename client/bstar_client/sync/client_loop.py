@@ -27,9 +27,10 @@ from typing import Any
 
 import zmq
 
-from bstar.errors import CallTimeoutError, ClosedError, ConfigurationError, LocalProtocolError
+from bstar.errors import CallTimeoutError, ConfigurationError, LocalProtocolError
 from bstar_client.arguments.settings import ClientSettings
 from bstar_client.calls.delivery import Delivery
+from bstar_client.core.call_errors import already_closed
 from bstar_client.core.calls import Call, Outcome
 from bstar_client.core.outputs import ClientCore
 from bstar_client.links.links import Links, timeout_ms
@@ -333,7 +334,7 @@ class ClientLoop:
             except IndexError:
                 return
             if call.sink is not None:  # else it has its outcome, or no caller waits for it
-                call.sink.put(((call, ClosedError("the client is closed; the request was not sent")),))
+                call.sink.put(((call, already_closed()),))
 
     def _stand_by(self) -> None:
         """Lead while no other thread does."""

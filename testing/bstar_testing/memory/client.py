@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from bstar.errors import BstarError, ClosedError, ConfigurationError, NoActiveNodeError
+from bstar.errors import ConfigurationError, NoActiveNodeError
 from bstar_client import AsyncHAClient, HAClient
+from bstar_client.core.call_errors import already_closed
 from bstar_client.core.calls import Call, Outcome
 from bstar_client.core.outputs import ClientCore
 from bstar_client.sync.futures import CallFuture
@@ -155,9 +156,8 @@ class MemoryLoop:
     def begin(self, calls: Sequence[Call]) -> None:
         """Send calls."""
         if self.is_closing:
-            error = ClosedError("the client is closed; the request was not sent")
             for call in calls:
-                call.sink.put(((call, cast("BstarError", error)),))
+                call.sink.put(((call, already_closed()),))
             return
         self._world.check_open()
         self._begun.extend(calls)
