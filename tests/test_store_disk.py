@@ -823,8 +823,8 @@ def test_damage_is_found_after_a_crash_each_time(folder: Path) -> None:
 def test_a_store_of_another_format_is_refused(folder: Path) -> None:
     Platter(folder).close()
     with closing(sqlite_file.StoreFile(folder)) as file:
-        file.put("format", 2)
-    with pytest.raises(ConfigurationError, match="has the format 2, and this program reads 1"):
+        file.put("format", 3)
+    with pytest.raises(ConfigurationError, match="has the format 3, and this program reads 1 and 2"):
         opening(folder)
 
 

@@ -9,8 +9,22 @@ import pytest
 
 from bstar.errors import RemoteProtocolError
 from bstar_broker.store.core.entries import START, Entry, Position
-from bstar_broker.store.core.peer import HEADER, Ack, Entries, Hello, Message, Part, Standing, decode, encode
-from bstar_broker.store.core.records import Record
+from bstar_broker.store.core.peer import (
+    HEADER,
+    NO_GROUPS,
+    Ack,
+    Entries,
+    Groups,
+    Hello,
+    Message,
+    Part,
+    Standing,
+    decode,
+    encode,
+    groups_of,
+    mismatch,
+)
+from bstar_broker.store.core.records import Record, Totals
 
 RUN = b"r" * 16
 FIRST = Entry.of(Position(1, 1), 5, b"x")
@@ -83,3 +97,14 @@ def test_garbage_raises_a_protocol_error_and_nothing_else() -> None:
         except RemoteProtocolError:
             refused += 1
     assert refused > 10_000
+
+
+def test_a_store_with_groups_is_not_given_to_a_release_that_knows_none() -> None:
+    """Its frame ends before that field; of the table it would take the records without their groups."""
+    old = msgspec.msgpack.decode(encode(msgspec.structs.replace(HELLO, role="backup"))[1])[:-1]
+    [peer] = [decode([HEADER, msgspec.msgpack.encode(old)])]
+    assert isinstance(peer, Hello)
+    own = msgspec.structs.replace(HELLO, groups=groups_of(Totals(pending=1, grouped=1)))
+    assert mismatch(own, peer) == NO_GROUPS
+    assert mismatch(own, msgspec.structs.replace(peer, groups=Groups.KNOWN)) == ""
+    assert mismatch(msgspec.structs.replace(own, groups=groups_of(Totals(pending=1))), peer) == ""

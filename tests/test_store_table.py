@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bstar.errors import StoreError
-from bstar.wire.durable import Cause, State
+from bstar.wire.durable import Cause, Serial, State
 from bstar_broker.store import sqlite_table
 from bstar_broker.store.core.commands import (
     Answered,
@@ -58,7 +58,7 @@ def submits(draw: st.DrawFn) -> Submitted:
             expires_ms=draw(st.sampled_from([0, 1_500])),
             attempts_max=draw(st.integers(0, 2)),
             backoff_ms=draw(SPANS),
-            priority=draw(st.sampled_from([0, 0, 9])),
+            priority=draw(st.sampled_from([0, 0, 9, Serial(0, "a"), Serial(0, "a"), Serial(9, "b")])),
         )
         for _ in range(draw(st.integers(1, 4)))
     ]
@@ -152,6 +152,7 @@ def _find_the_same(disk: SqliteTable, memory: MemoryTable, at_ms: int) -> None:
 def test_a_copy_of_the_records_makes_the_same_table() -> None:
     with sqlite() as (table, _), sqlite() as (other, _):
         rows = [submit(number, delay_ms=number % 3) for number in range(20)]
+        rows += [submit(number, priority=Serial(0, "ab"[number % 2])) for number in range(20, 30)]
         carry_out(table, 1, submitted(*rows), Answered(name(3), [b"yes"]), Cancelled(name(4)))
         other.stage()
         other.put(table.page(0, Wanted(), 100, MANY)[0])
@@ -161,6 +162,10 @@ def test_a_copy_of_the_records_makes_the_same_table() -> None:
         assert other.totals == table.totals
         assert other.page(0, Wanted(), 100, MANY) == table.page(0, Wanted(), 100, MANY)
         assert other.due(b"price", 2_000, 5, MANY, ()) == table.due(b"price", 2_000, 5, MANY, ())
+        for each in (table, other):
+            carry_out(each, 2, Answered(name(20), [b"yes"]))
+            found, _, _ = each.due(b"price", 2_000, 100, MANY, ())
+            assert [record.id for record in found if record.group] == [name(21), name(22)]
 
 
 @pytest.mark.parametrize("column", ["content", "checksum"])
@@ -175,6 +180,23 @@ def test_a_damaged_record_is_named_and_never_served(column: str) -> None:
         assert table.page(0, Wanted(), 10, MANY) == ([], False)
         assert table.expired(9_000, 10) == []
         assert sorted(table.damaged) == [1048576, 1048577, 1048578]
+
+
+def test_a_request_that_its_group_lacks_is_damage() -> None:
+    """It would wait for ever."""
+    with sqlite() as (table, database):
+        rows = [submit(number, priority=Serial(0, "ab"[number % 2])) for number in range(4)]
+        carry_out(table, 1, submitted(*rows, submit(5)))
+        assert (table.verify(0), table.damaged) == (None, {})
+        database.execute("DELETE FROM serial WHERE seq = ?", (last := (1 << 20) + 3,))
+        assert table.verify(0) is None
+        assert table.damaged == {last: f"record {last} is damaged: its group lacks it"}
+
+
+def test_the_first_of_a_group_is_read_from_its_index() -> None:
+    with sqlite() as (_, database):
+        plan = database.execute(f"EXPLAIN QUERY PLAN {sqlite_table._FIRST_OF_GROUP}", (b"g",)).fetchall()
+    assert [row[3] for row in plan] == ["SEARCH serial USING PRIMARY KEY (name=?)"], "it scans no group"
 
 
 def test_an_index_that_names_the_wrong_record_is_damage() -> None:

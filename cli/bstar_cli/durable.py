@@ -80,6 +80,9 @@ class When:
     priority: Annotated[
         int, typer.Option("--priority", min=0, max=9, help="Of one service the highest begins first.")
     ] = 0
+    group: Annotated[
+        str | None, typer.Option("--group", help="One at a time of the service's group, in order.")
+    ] = None
 
     @property
     def time(self) -> datetime | None:
@@ -105,6 +108,7 @@ class When:
             "expires": _seconds(self.expires, "--expires"),
             "retries": RetryPolicy(self.attempts, backoff, backoff_max),
             "priority": self.priority,
+            "group": self.group,
         }
 
 

@@ -88,13 +88,13 @@ def print_requests(found: Iterator[RequestStatus], limit: int, *, as_json: bool)
         for status in first:
             typer.echo(as_json_line(status))
     else:
-        shown = table(("ID", "SERVICE", "STATE"), ("ATTEMPTS",))
+        shown = table(("ID", "SERVICE", "GROUP", "STATE"), ("ATTEMPTS",))
         for heading in ("SUBMITTED", "NEXT OR END", "NOTE"):
             shown.add_column(heading)
         for status in first:
             when = status.due_at if status.state in ("pending", "scheduled") else status.ended_at
             values = (status.attempts, to_text(status.submitted_at), to_text(when), _note(status))
-            shown.add_row(*map(cell, (status.id, status.service, status.state, *values)))
+            shown.add_row(*map(cell, (status.id, status.service, status.group, status.state, *values)))
         if shown.row_count:
             print_tables(shown)
     if next(found, None) is not None:

@@ -86,7 +86,8 @@ class FakeStore:
                 submit.service,
                 submitted_ms=1_700_000_000_000,
                 due_ms=submit.at_ms,
-                priority=submit.priority,
+                priority=submit.priority if isinstance(submit.priority, int) else submit.priority.priority,
+                group=submit.group,
                 body_bytes=sum(map(len, submit.body)),
             )
         state = self.standings[submit.id].state

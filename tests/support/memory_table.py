@@ -56,7 +56,7 @@ class MemoryTable:
         self, service: bytes, now_ms: int, limit: int, octets: int, skip: Container[bytes]
     ) -> tuple[list[Record], bool, int]:
         """The records, ``has_more`` and ``next_ms`` of a ``DueFound``."""
-        pending = self._those(lambda record: record.state == State.PENDING and record.service == service)
+        pending = [record for record in self._firsts() if record.service == service]
         due = [record for record in pending if record.due_ms <= now_ms and record.id not in skip]
         due.sort(key=lambda record: (-record.priority, record.seq))
         next_ms = min((record.due_ms for record in pending if record.due_ms > now_ms), default=0)
@@ -70,9 +70,17 @@ class MemoryTable:
     def next_due(self) -> dict[bytes, int]:
         """The services with pending requests, and when the first of each is due."""
         due: dict[bytes, int] = {}
-        for record in self._those(lambda record: record.state == State.PENDING):
+        for record in self._firsts():
             due[record.service] = min(record.due_ms, due.get(record.service, record.due_ms))
         return due
+
+    def _firsts(self) -> list[Record]:
+        """The pending records; of each group the first."""
+        pending = self._those(lambda record: record.state == State.PENDING)
+        firsts: dict[tuple[bytes, str], int] = {}
+        for record in sorted(pending, key=lambda record: record.seq):
+            firsts.setdefault((record.service, record.group), record.seq)
+        return [each for each in pending if not each.group or firsts[each.service, each.group] == each.seq]
 
     def _put(self, record: Record) -> None:
         self.records[record.id] = record

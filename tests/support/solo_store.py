@@ -57,6 +57,7 @@ class PlayedReplica:
         self.committed = self.applied_to = self.lag = 0
         self.is_peer_heard = True
         self.catch_up = 1.0
+        self.why_no_groups = ""
         self._epoch = 0
 
     def opened(self, opened: Opened, now: float) -> list[Output]:

@@ -23,7 +23,7 @@ from bstar_broker.store.core.records import Totals
 from bstar_broker.store.core.rules import ROWS_MAX
 from bstar_broker.store.faults import explain
 from bstar_broker.store.reach_file import Sequence, read, shortfall
-from bstar_broker.store.sqlite_file import FORMAT, IN_USE, UNSURE, value_of
+from bstar_broker.store.sqlite_file import FORMATS, IN_USE, UNSURE, value_of
 from bstar_broker.store.sqlite_log import SqliteLog
 from bstar_broker.store.sqlite_table import VERIFIED_COLUMNS, fault_of, record_of
 from bstar_broker.store.wal_file import scan
@@ -160,8 +160,8 @@ def _marks(database: sqlite3.Connection, report: Report) -> TableState:
     kept = TableState()
     try:
         found = value_of(database, "format", int)
-        if found != FORMAT:
-            _find(report, "marks", f"its format is {found}, and this program reads {FORMAT}")
+        if found not in FORMATS:
+            _find(report, "marks", f"its format is {found}, and this program reads {FORMATS}")
         report.mark = value_of(database, "mark", Mark)
         kept = value_of(database, "state", TableState) or kept
     except BstarError as error:

@@ -40,7 +40,10 @@ T = TypeVar("T")
 
 _log = logging.getLogger("bstar.store")
 
+# With GROUPED a release that knows no serial groups refuses the store: it would execute them in any order.
 FORMAT: Final = 1
+GROUPED: Final = 2
+FORMATS: Final = (FORMAT, GROUPED)
 
 # What the lock file says, each of one length. IN_USE: the WAL belongs to the store. CLOSED: everything is in
 # the database. UNSURE: it is, and something in it is wrong.
@@ -192,7 +195,8 @@ class StoreFile(Closing):
         self._make() if is_new else self._check(base)
         # The WAL exists from here on.
         self.begin(is_synced=True)
-        self.put("format", FORMAT)
+        self.database.execute(sqlite_table.SERIAL)
+        self.put("format", self.get("format", int))
         self.commit()
         self.reached()
         self.checkpoint()
@@ -439,10 +443,10 @@ class StoreFile(Closing):
         """See whether this copy has all that was synced, and note what is wrong."""
         path = self.folder.database
         found = self.get("format", int)
-        if found != FORMAT:
+        if found not in FORMATS:
             raise ConfigurationError(
-                f"store.directory: {path} has the format {found}, and this program reads {FORMAT}: use the "
-                "program that wrote it"
+                f"store.directory: {path} has the format {found}, and this program reads {FORMAT} and "
+                f"{GROUPED}: use the program that wrote it"
             )
         sequence = self.get("sequence", Sequence)
         if sequence is not None:

@@ -6,6 +6,9 @@ A record is one row: its bytes (``content``) with their CRC-32, and beside them 
 time has come, so it reads those that are due in their order, however many others wait. ``place`` is of this
 disk alone: two equal tables may differ in it.
 
+A pending record of a group has a row in ``serial`` as well; the least seq is the first of the group. The
+others are HELD, which means in no index of ``due``, until their turn comes.
+
 A record whose checksum is wrong is never served: ``get`` raises, the others leave it out; ``damaged`` names
 it. Totals are kept beside; whoever owns the transaction stores them with it.
 """
@@ -24,6 +27,7 @@ from bstar_broker.store.core.records import Record, Totals, Wanted
 
 _log = logging.getLogger("bstar.store")
 
+HELD: Final = -1
 READY: Final = 0
 WAITING: Final = 1
 
@@ -43,7 +47,14 @@ def _schema(table: str, suffix: str) -> tuple[str, ...]:
     )
 
 
-SCHEMA: Final = _schema("records", "")
+def _serial(table: str) -> str:
+    return f"""CREATE TABLE IF NOT EXISTS {table} (
+        name BLOB NOT NULL, seq INTEGER NOT NULL, PRIMARY KEY (name, seq)) WITHOUT ROWID"""
+
+
+# A store that a release without groups made lacks it.
+SERIAL: Final = _serial("serial")
+SCHEMA: Final = (*_schema("records", ""), SERIAL)
 # Another node's table while it comes. A table keeps the names of its indices when it takes another's place.
 _SUFFIXES: Final = ("", "_2")
 
@@ -72,6 +83,9 @@ _ENDED = """SELECT seq, checksum, content FROM records
 _FIRST = """SELECT time_ms, priority FROM records
     WHERE place = 0 AND service = ? AND priority < ? ORDER BY priority DESC, seq LIMIT 1"""
 _READY = "SELECT seq, id FROM records WHERE place = 0 AND service = ? ORDER BY priority DESC, seq"
+
+_FIRST_OF_GROUP = "SELECT min(seq) FROM serial WHERE name = ?"
+_RELEASE = f"UPDATE records SET place = 1 WHERE seq = ({_FIRST_OF_GROUP}) AND place = -1"  # noqa: S608
 
 _INDICES = "SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_name = 'records'"
 VERIFIED_COLUMNS: Final = "seq, checksum, content, id, service, owner, priority, place, time_ms, expires_ms"
@@ -115,12 +129,16 @@ class SqliteTable:
         if self._run_many(_INSERT, rows).rowcount == len(rows):
             for record in records:
                 self.totals.count(record, 1)
+                if record.group:
+                    self._enter(record)
             return [None] * len(rows)
         found: list[Record | None] = []
         for record in records:
             known = self.get(record.id)
             if known is not None and known.seq == record.seq:
                 self.totals.count(record, 1)
+                if record.group:
+                    self._enter(record)
                 known = None
             found.append(known)
         return found
@@ -139,12 +157,17 @@ class SqliteTable:
         """Replace a record by one of the same id and seq."""
         seq, _, _, _, _, place, time_ms, expires_ms, checksum, content = _row_of(new)
         self._run(_UPDATE, (place, time_ms, expires_ms, checksum, content, seq))
+        if new.group:
+            self._leave(old)
+            self._enter(new)
         self.totals.count(old, -1)
         self.totals.count(new, 1)
 
     def drop(self, record: Record) -> None:
         """Remove a record."""
         self._run("DELETE FROM records WHERE seq = ?", (record.seq,))
+        if record.group:
+            self._leave(record)
         self.totals.count(record, -1)
 
     def expired(self, now_ms: int, limit: int) -> list[Record]:
@@ -155,6 +178,24 @@ class SqliteTable:
         """Records of these states that ended before this time, the earliest first, then by seq."""
         found = [record for state in states for record in self._all(_ENDED, (int(state), before_ms, limit))]
         return sorted(found, key=lambda record: (record.ended_ms, record.seq))[:limit]
+
+    def _enter(self, record: Record, table: str = "records", serial: str = "serial") -> None:
+        """A record of a group may be pending now: of two, the later one is HELD."""
+        if record.state != State.PENDING:
+            return
+        name = _group_name(record)
+        (first,) = self._run(f"SELECT min(seq) FROM {serial} WHERE name = ?", (name,)).fetchone()  # noqa: S608
+        self._run(f"INSERT INTO {serial} VALUES (?, ?)", (name, record.seq))  # noqa: S608
+        if first is not None:
+            held = max(first, record.seq)
+            self._run(f"UPDATE {table} SET place = -1 WHERE seq = ?", (held,))  # noqa: S608
+
+    def _leave(self, record: Record) -> None:
+        """A record of a group was pending: the next one is the first."""
+        if record.state == State.PENDING:
+            name = _group_name(record)
+            self._run("DELETE FROM serial WHERE name = ? AND seq = ?", (name, record.seq))
+            self._run(_RELEASE, (name,))
 
     # --- what the disk asks for ---------------------------------------------------------------------------
 
@@ -303,7 +344,7 @@ class SqliteTable:
             looks.append(("ready", "place = 0 AND service = ? AND priority = ?", (service, priority)))
         elif place == WAITING:
             looks.append(("waiting", "place = 1 AND service = ? AND time_ms = ?", (service, time_ms)))
-        else:
+        elif place != HELD:
             looks.append(("ended", "place > 1 AND place = ? AND time_ms = ?", (place, time_ms)))
         if expires_ms is not None:
             looks.append(("expiring", "expires_ms IS NOT NULL AND expires_ms = ?", (expires_ms,)))
@@ -311,6 +352,11 @@ class SqliteTable:
             query = f"SELECT seq FROM records INDEXED BY {names.get(index, index)} WHERE {where} AND seq = ?"  # noqa: S608
             if self._run(query, (*values, seq)).fetchone() is None:
                 return f"the index {index} lacks it"
+        if self.totals.grouped and place in (HELD, READY, WAITING):
+            record = record_of((seq, row[1], row[2]))  # type: ignore[arg-type]  # it is whole
+            values = (_group_name(record), seq)
+            if record.group and not self._run(f"{_FIRST_OF_GROUP} AND seq = ?", values).fetchone()[0]:
+                return "its group lacks it"
         return ""
 
     # --- for copies of a table ----------------------------------------------------------------------------
@@ -320,27 +366,33 @@ class SqliteTable:
         self.unstage()
         used = {name for (name,) in self._run("SELECT name FROM sqlite_master WHERE type = 'index'")}
         suffix = next(each for each in _SUFFIXES if f"by_id{each}" not in used)
-        for statement in _schema("staged", suffix):
+        for statement in (*_schema("staged", suffix), _serial("staged_serial")):
             self._run(statement)
 
     def put(self, records: Iterable[Record]) -> None:
         """Add records of any state to the staged table."""
-        rows = []
+        rows, grouped = [], []
         for record in records:
             rows.append(_row_of(record))
             self.staged.count(record, 1)
+            if record.group:
+                grouped.append(record)
         self._run_many("INSERT INTO staged VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        for record in grouped:
+            self._enter(record, "staged", "staged_serial")
 
     def swap(self) -> None:
         """The staged table takes this one's place."""
-        self._run("DROP TABLE records")
-        self._run("ALTER TABLE staged RENAME TO records")
+        for table, staged in (("records", "staged"), ("serial", "staged_serial")):
+            self._run(f"DROP TABLE {table}")
+            self._run(f"ALTER TABLE {staged} RENAME TO {table}")
         self.totals, self.staged = self.staged, Totals()
         self.damaged.clear()
 
     def unstage(self) -> None:
         """Drop the staged table, if there is one."""
         self._run("DROP TABLE IF EXISTS staged")
+        self._run("DROP TABLE IF EXISTS staged_serial")
         self.staged = Totals()
 
     # --- rows ---------------------------------------------------------------------------------------------
@@ -387,7 +439,9 @@ def fault_of(row: tuple[int, int, bytes, object, object, object, object, object,
     except StoreError as error:
         return str(error)
     place = columns.pop(4)
-    is_placed = place in (READY, WAITING) if record.state == State.PENDING else place == record.state
+    is_placed = place == record.state
+    if record.state == State.PENDING:
+        is_placed = place in (READY, WAITING) or (place == HELD and record.group != "")
     made = _row_of(record)
     if tuple(columns) != (*made[1:5], *made[6:8]) or not is_placed:
         return "it is not what its index says"
@@ -421,6 +475,11 @@ def _row_of(record: Record) -> tuple[int, bytes, bytes, str, int, int, int, int 
         record.seq, record.id, record.service, record.owner, record.priority, place, time_ms, expires_ms,
         crc32(content), content,
     )  # fmt: skip
+
+
+def _group_name(record: Record) -> bytes:
+    """The name of its group: groups are those of a service."""
+    return len(record.service).to_bytes(1, "big") + record.service + record.group.encode()
 
 
 def _place_bound(state: int) -> int | None:

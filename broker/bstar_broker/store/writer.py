@@ -39,7 +39,7 @@ from bstar_broker.store.core.events import (
 from bstar_broker.store.core.records import Totals
 from bstar_broker.store.fail_points import Point, reach
 from bstar_broker.store.faults import explain, is_damage
-from bstar_broker.store.sqlite_file import StoreFile
+from bstar_broker.store.sqlite_file import GROUPED, StoreFile
 from bstar_broker.store.sqlite_log import SqliteLog
 from bstar_broker.store.sqlite_table import SqliteTable
 
@@ -294,6 +294,8 @@ class Writer:
     def _put_state(self) -> None:
         self._state.totals = self.table.totals
         self.file.put("state", self._state)
+        if self.table.totals.grouped:
+            self.file.put("format", GROUPED)
 
     def _read(self, reads: "deque[Find | Due]") -> None:
         if self._state.applied.number < self._handed_out:

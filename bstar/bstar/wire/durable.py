@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta
 
 from bstar.errors import RemoteProtocolError
-from bstar.wire.limits import HEADERS_BYTES_MAX, SERVICE_BYTES_MAX
+from bstar.wire.limits import GROUP_CHARS_MAX, HEADERS_BYTES_MAX, SERVICE_BYTES_MAX
 from bstar.wire.progress import Progress
 
 PREFIX = b"store."
@@ -37,6 +37,7 @@ _Id = Annotated[bytes, Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
 # Unix milliseconds, and spans of them: a hundred years.
 _Milliseconds = Annotated[int, Meta(ge=0, le=FOREVER_MS)]
 _Count = Annotated[int, Meta(ge=0, le=ENDLESS)]
+_Priority = Annotated[int, Meta(ge=0, le=9)]
 
 
 class Service(enum.Enum):
@@ -73,12 +74,22 @@ class Cause(enum.IntEnum):
     REJECTED = 4  # the broker or the worker cannot take it at all
 
 
+class Serial(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A Submit's ``priority`` if it is of a group. A release without groups refuses a Submit that has this.
+    So no node of a pair ever executes it out of order.
+    """
+
+    priority: _Priority
+    group: Annotated[str, Meta(min_length=1, max_length=GROUP_CHARS_MAX)]
+
+
 class Submit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Store a request to ``service``. 0 takes the store's default.
 
     It begins at ``at_ms`` (Unix time), or ``delay_ms`` after it was stored, and dies ``expires_ms`` after it
     was stored. It is tried ``attempts_max`` times, ``backoff_ms`` after the first failure and twice as long
     after each further one, ``backoff_max_ms`` at most. Of one service the highest ``priority`` goes first.
+    Of one service and group one is executed at a time, in the order in which they were stored.
     FOREVER_MS and ENDLESS: it never dies of its age or its failures. ``headers`` are extensions (BSN-G-19),
     which a node of a release without them leaves out.
     """
@@ -92,8 +103,13 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     attempts_max: _Count = 0
     backoff_ms: _Milliseconds = 0
     backoff_max_ms: _Milliseconds = 0
-    priority: Annotated[int, Meta(ge=0, le=9)] = 0
+    priority: _Priority | Serial = 0
     headers: Annotated[bytes, Meta(max_length=HEADERS_BYTES_MAX)] = b""
+
+    @property
+    def group(self) -> str:
+        """Its serial group, or ""."""
+        return self.priority.group if isinstance(self.priority, Serial) else ""
 
 
 class Missed(enum.IntEnum):
@@ -163,6 +179,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     answer_bytes: int = 0
     last_ms: int = 0
     progress: Progress | None = None
+    group: str = ""
 
 
 class Filter(msgspec.Struct, frozen=True, array_like=True, gc=False):

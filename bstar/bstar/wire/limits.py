@@ -11,6 +11,9 @@ FRAMES_MAX = 65_536
 # The name of a worker in a listing, which a request to it alone carries. Ours have 16 bytes.
 WORKER_NAME_BYTES_MAX = 64
 
+# The name of a serial group: a customer, an account, a path. Each of its requests that waits carries it.
+GROUP_CHARS_MAX = 128
+
 # Frames that a client may put before the empty delimiter (REQ_CORRELATE puts one, a chain of proxies a few).
 ENVELOPE_FRAMES_MAX = 8
 

@@ -83,6 +83,7 @@ class DurableCalls(Client, ABC):
         priority: int = 0,
         headers: Mapping[str, str] | None = None,
         codec: Codec | None = None,
+        group: str | None = None,
         timeout: Timeout = DEFAULT,
     ) -> str:
         """Store a request; return its id, 32 hexadecimal digits, when it is durable.
@@ -93,14 +94,15 @@ class DurableCalls(Client, ABC):
         ``at``: the time at which it begins, a datetime with a time zone or Unix seconds. ``expires``: seconds
         after which it is a dead letter if no attempt has succeeded. ``retries``: how often it is tried.
         ``priority``: 0 to 9; of one service the highest begins first. ``headers``: names and texts beside the
-        body, which the handler finds in ``request.headers``, as those of ``request``.
+        body, which the handler finds in ``request.headers``, as those of ``request``. ``group``: of one
+        service and group one request is executed at a time, in the order in which they were stored.
 
         Raises BusyError (refused until the deadline, not stored), RejectedError (not stored),
         NoActiveNodeError (not stored), CallTimeoutError (it may be stored if ``may_have_executed``: submit it
         again with the same ``key``), ClosedError, ForkedError.
         """
         pair = self._requests.store_pair(service)
-        task = Task(body, key, delay, at, expires, retries, priority, headers, codec)
+        task = Task(body, key, delay, at, expires, retries, priority, headers, codec, group)
         frame = submit_frame(service, task, self._requests.carried)
         return read_receipt(await self._ask(Ask(frame, None, timeout, Service.SUBMIT.value), pair=pair))
 
@@ -121,6 +123,7 @@ class DurableCalls(Client, ABC):
         priority: int = 0,
         headers: Mapping[str, str] | None = None,
         codec: Codec | None = None,
+        group: str | None = None,
         timeout: Timeout = DEFAULT,
     ) -> str:
         """Store a schedule: at each of its times a request is submitted. Return the schedule's id.
@@ -131,11 +134,11 @@ class DurableCalls(Client, ABC):
         minute before a node served: ``"skip"``, ``"once"`` (one request for all of them) or ``"each"`` (a
         request for each, the last thousand). ``expires`` counts from each time on. ``cancel`` ends the
         schedule; ``requests(state="scheduled")`` lists them. ``key``: each caller with the same key gets the
-        same schedule, or RequestCancelledError once it has ended. ``retries``, ``priority``, ``headers`` and
-        the other errors are those of ``submit``.
+        same schedule, or RequestCancelledError once it has ended. ``retries``, ``priority``, ``headers``,
+        ``group`` and the other errors are those of ``submit``; with a group its requests never overlap.
         """
         pair = self._requests.store_pair(service)
-        task = Task(body, key, delay, at, expires, retries, priority, headers, codec)
+        task = Task(body, key, delay, at, expires, retries, priority, headers, codec, group)
         frame = schedule_frame(
             service, task, self._requests.carried, every=every, cron=cron, zone=zone, missed=missed
         )

@@ -170,6 +170,7 @@ class HttpFront:
             expires=seconds_of(headers, "bstar-expires"),
             priority=_priority(headers.get("bstar-priority", "0")),
             headers=options.headers,
+            group=headers.get("bstar-group"),
             timeout=options.timeout,
         )
         request_id = await _unless_gone(call, request.receive)

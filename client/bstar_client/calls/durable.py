@@ -15,7 +15,8 @@ import msgspec
 from bstar.base.printable import brief, compact, printable
 from bstar.errors import ConfigurationError, LocalProtocolError
 from bstar.wire import durable, mmi
-from bstar.wire.durable import Missed, Repeat, Schedule, Submit
+from bstar.wire.durable import Missed, Repeat, Schedule, Serial, Submit
+from bstar.wire.limits import GROUP_CHARS_MAX
 from bstar_client.arguments.bodies import to_name
 from bstar_client.arguments.checks import to_count, to_milliseconds
 from bstar_client.arguments.codecs import Codec, to_typed
@@ -54,6 +55,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     priority: int = 0
     headers: Mapping[str, str] | None = None
     codec: Codec | None = None
+    group: str | None = None
 
     def __repr__(self) -> str:
         """With the beginning of the body, and the names of the headers."""
@@ -129,6 +131,7 @@ def _to_submit(service: str | bytes, task: Task, carry: Carry) -> Submit:
     if 0 < expires_ms <= max(delay_ms, at_ms - time.time_ns() // 1_000_000):
         raise LocalProtocolError("it expires before it begins: expires counts from the submit, too")
     frames, headers = to_typed(task.body, task.codec, task.headers)
+    priority = _to_number(task.priority, "priority", 0, 9)
     return Submit(
         request_id,
         name,
@@ -140,7 +143,7 @@ def _to_submit(service: str | bytes, task: Task, carry: Carry) -> Submit:
         # On the wire 0 is the default.
         backoff_ms=0 if policy.backoff is None else max(1, _to_span_ms(policy.backoff, "backoff")),
         backoff_max_ms=_to_span_ms(policy.backoff_max, "backoff_max", least=1),
-        priority=_to_number(task.priority, "priority", 0, 9),
+        priority=priority if task.group is None else Serial(priority, _to_group(task.group)),
         headers=carry(headers),
     )
 
@@ -207,6 +210,16 @@ def _to_span_ms(seconds: object, name: str, *, least: int = 0) -> int:
     if span_ms < least:
         raise LocalProtocolError(f"{name} is at least {least / 1000:g} s, not {seconds}")
     return span_ms
+
+
+def _to_group(group: object) -> str:
+    if not isinstance(group, str):
+        raise TypeError(f"group is a text or None, not {type(group).__name__}")
+    if not 0 < len(group) <= GROUP_CHARS_MAX:
+        raise LocalProtocolError(f"a group's name has 1 to {GROUP_CHARS_MAX} characters, not {len(group)}")
+    if not group.isprintable():
+        raise LocalProtocolError(f'a group\'s name has printable characters, not "{printable(group)}"')
+    return group
 
 
 def _to_number(value: object, name: str, low: int, high: int) -> int:

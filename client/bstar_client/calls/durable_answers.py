@@ -71,6 +71,7 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
     the next attempt, or the next one of a schedule, ``last_at`` the last for which a schedule made a request.
     ``frames`` and ``body``: what was submitted, if asked for with ``bodies=True``. ``progress``: what
     the handler that runs has reported last; None if it has not, or not since the node that answers serves.
+    ``group``: its serial group, or "".
     """
 
     id: str
@@ -90,6 +91,7 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
     last_at: float | None = None
     code: str = ""
     progress: Progress | None = None
+    group: str = ""
 
     @property
     def body(self) -> bytes:
@@ -296,6 +298,7 @@ def _status(standing: Standing, frames: tuple[bytes, ...] = ()) -> RequestStatus
         _to_seconds(standing.last_ms),
         code,
         standing.progress,
+        standing.group,
     )
 
 

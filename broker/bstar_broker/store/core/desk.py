@@ -90,8 +90,8 @@ class Order(msgspec.Struct):
 
 
 class Desk:
-    """``orders`` are commands that wait to be proposed. ``why_no_submit()`` is the sentence that says why new
-    requests are refused now, or "".
+    """``orders`` are commands that wait to be proposed. ``why_no_submit(submit)`` is the sentence that says
+    why a new request is refused now, or "".
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Desk:
         ledger: Ledger,
         settings: StoreSettings,
         *,
-        why_no_submit: Callable[[], str],
+        why_no_submit: Callable[[Submit], str],
         wall_ms: Callable[[], int],
     ) -> None:
         self._ledger = ledger
@@ -241,7 +241,7 @@ class Desk:
         if principal is not None and not principal.calls.match(service):
             text = f'{principal.name} may not call service "{printable(service)}": no pattern of its calls'
             return refusals.CALL_NOT_ALLOWED.saying(f"{text} matches")
-        if why := self._why_no_submit():
+        if why := self._why_no_submit(submit):
             return refusals.STORE_REFUSES.saying(why)
         size_bytes = sum(map(len, submit.body)) + len(submit.headers) + REQUEST_BYTES
         if self.waiting_bytes and self.waiting_bytes + size_bytes > _WAITING_BYTES_MAX:

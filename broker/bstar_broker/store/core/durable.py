@@ -15,7 +15,7 @@ from math import inf
 
 from bstar.security.principals import Principal
 from bstar.wire import durable
-from bstar.wire.durable import Service, State
+from bstar.wire.durable import Service, State, Submit
 from bstar.wire.messages import Request, Requests
 from bstar_broker.core.broker import Broker
 from bstar_broker.core.outputs import Output, StoreInput
@@ -152,7 +152,7 @@ class DurableStore:
         """Why it does not lead although the node serves; "" otherwise."""
         return self.replica.trouble
 
-    def _why_no_submit(self) -> str:
+    def _why_no_submit(self, submit: Submit) -> str:
         settings, totals = self._settings, self._tally.totals
         if settings.when_alone == "refuse" and self.replica.copies < 2:
             return "the peer's disk cannot be reached, so the request would be on one disk only (when_alone)"
@@ -163,7 +163,7 @@ class DurableStore:
             return f"the store holds {count} requests (store.requests_max): close what was fetched"
         if totals.size_bytes >= settings.bytes_max:
             return f"the store holds {totals.size_bytes} bytes (store.bytes_max): close what was fetched"
-        return ""
+        return self.replica.why_no_groups if submit.group else ""
 
     # --- disk and peer --------------------------------------------------------------------------------------
 
@@ -228,6 +228,8 @@ class DurableStore:
 
     def _take_in(self, change: Change, now_ms: int, now: float, outputs: list[Output]) -> None:
         old, new = change.old, change.new
+        if old is not None and old.group and new is not old:
+            self._runner.note_due(old.service)
         if new is None:
             outputs += self._runner.ended(change.id, now)
             self._schedules.forget(change.id)

@@ -89,7 +89,7 @@ class Find(StoreOutput, frozen=True, gc=False):
 class Due(StoreOutput, frozen=True, gc=False):
     """Answer with ``DueFound``: pending records of this service that are due at ``now_ms``, in the order of
     priority (highest first) and seq, without those in ``skip``; ``limit`` of them, ``size_bytes`` in all
-    (at least one).
+    (at least one). Of each group only its first pending record counts, due or not.
     """
 
     service: bytes

@@ -19,7 +19,7 @@ from bstar.errors import RemoteProtocolError
 from bstar.wire.epochs import EPOCH_MAX
 from bstar.wire.limits import MESSAGE_BYTES_MAX
 from bstar_broker.store.core.entries import START, Entry, History, Position
-from bstar_broker.store.core.records import Record
+from bstar_broker.store.core.records import Record, Totals
 
 HEADER = b"BSTR01"
 # Every version's header begins so.
@@ -46,6 +46,14 @@ class Standing(enum.IntEnum):
     IN_SYNC = 2  # it has all that is committed
 
 
+class Groups(enum.IntEnum):
+    """Serial groups at a node. A release without them says nothing of them."""
+
+    UNKNOWN = 0
+    KNOWN = 1
+    STORED = 2
+
+
 _History = Annotated[list[Position], Meta(max_length=EPOCHS_MAX)]
 
 
@@ -55,7 +63,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     ``leads`` is the epoch in which it leads the store, 0 if it does not; ``wants``: its node serves, so it
     would lead. ``last`` is the last entry of its log, ``synced`` the number up to which that is on its disk,
     ``applied`` up to which it applies. ``asks``: answer it. ``is_doubtful``, ``gave_up``: so says its mark.
-    ``must``: this copy is damaged, and had entries up to there; None if it is not.
+    ``must``: this copy is damaged, and had entries up to there; None if it is not. ``groups``: what the
+    sender knows of serial groups, and has of them.
     """
 
     pair: _Name
@@ -74,6 +83,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     is_doubtful: bool = False
     must: Position | None = None
     gave_up: Position | None = None
+    groups: int = Groups.UNKNOWN
 
 
 class Entries(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
@@ -198,6 +208,8 @@ def _check_positions(positions: list[Position]) -> None:
         )
 
 
+NO_GROUPS = "the peer's release has no serial groups: install this node's release there"
+
 # --- two nodes meet -----------------------------------------------------------------------------------------
 
 # What a copy vouches for.
@@ -225,7 +237,14 @@ def mismatch(own: Hello, peer: Hello) -> str:
             f"the disks hold two stores, {own.store.hex()} here and {peer.store.hex()} there: keep one, move "
             "the other node's store.directory away and start it again"
         )
+    if own.groups == Groups.STORED and peer.groups == Groups.UNKNOWN:
+        return NO_GROUPS
     return ""
+
+
+def groups_of(totals: Totals) -> Groups:
+    """What a node of this release says of groups, by its table."""
+    return Groups.STORED if totals.grouped else Groups.KNOWN
 
 
 def source(own: Hello, peer: Hello) -> Source:

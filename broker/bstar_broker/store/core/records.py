@@ -15,7 +15,8 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     ``seq`` is its place in the order of submission. ``attempts`` counts those that failed. ``cause`` and
     ``text`` say why it is dead; while it is pending, ``text`` is that of its last failure. A schedule has its
     times in ``repeat``; ``due_ms`` is the next of them, ``last_ms`` the last that made a request.
-    ``headers`` are extensions of each REQUEST (BSN-G-19).
+    ``headers`` are extensions of each REQUEST (BSN-G-19). Of one service and ``group`` one is executed at a
+    time, in the order of ``seq``; "" is no group.
 
     It stands on disks and on the link as an array, so the order of the fields never changes: new ones come
     last and have a default.
@@ -42,6 +43,7 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     repeat: Repeat | None = None
     last_ms: int = 0
     headers: bytes = b""
+    group: str = ""
 
     @property
     def size_bytes(self) -> int:
@@ -58,12 +60,14 @@ class Record(msgspec.Struct, array_like=True, gc=False):
         return Standing(
             self.id, self.state, self.service, self.attempts, self.submitted_ms, self.due_ms, self.ended_ms,
             self.expires_ms, self.priority, self.cause, self.text, sum(map(len, self.body)),
-            sum(map(len, self.answer)), self.last_ms,
+            sum(map(len, self.answer)), self.last_ms, None, self.group,
         )  # fmt: skip
 
 
 class Totals(msgspec.Struct):
-    """What the table holds. ``size_bytes`` are those of bodies, headers and answers."""
+    """What the table holds. ``size_bytes`` are those of bodies, headers and answers. ``grouped`` counts the
+    records of groups.
+    """
 
     pending: int = 0
     answered: int = 0
@@ -71,12 +75,15 @@ class Totals(msgspec.Struct):
     cancelled: int = 0
     size_bytes: int = msgspec.field(default=0, name="octets")  # the name in the store's file
     scheduled: int = 0
+    grouped: int = 0
 
     def count(self, record: Record, times: int) -> None:
         """Add a record (``times`` 1) or take it off (-1)."""
         name = _COUNTS[record.state]
         setattr(self, name, getattr(self, name) + times)
         self.size_bytes += record.size_bytes * times
+        if record.group:
+            self.grouped += times
 
 
 _COUNTS: dict[int, str] = {
@@ -136,7 +143,9 @@ class Table(Protocol):
     def due(
         self, service: bytes, now_ms: int, limit: int, size_bytes: int, skip: Container[bytes]
     ) -> tuple[list[Record], bool, int]:
-        """The records, ``has_more`` and ``next_ms`` of a ``DueFound``."""
+        """The records, ``has_more`` and ``next_ms`` of a ``DueFound``. Of each group only the first pending
+        one counts, due or not.
+        """
 
     def page(self, after: int, wanted: "Wanted", limit: int, size_bytes: int) -> tuple[list[Record], bool]:
         """Records with a seq above ``after`` in its order, ``limit`` of them and ``size_bytes`` in all, at

@@ -54,6 +54,7 @@ from bstar_broker.store.core.events import (
 from bstar_broker.store.core.follower import Follower
 from bstar_broker.store.core.leader import Leader
 from bstar_broker.store.core.peer import (
+    NO_GROUPS,
     Ack,
     Entries,
     Hello,
@@ -61,6 +62,7 @@ from bstar_broker.store.core.peer import (
     Source,
     Standing,
     decode,
+    groups_of,
     has_all_of,
     mismatch,
     source,
@@ -194,6 +196,12 @@ class Replica:
         if self._site.epoch:
             return max(0, log.last.number - self._leader.feeder.acked)
         return max(0, follower.peer_last - min(follower.matched, log.synced))
+
+    @property
+    def why_no_groups(self) -> str:
+        """Why no request of a serial group may be stored; "" if it may, or the peer is not known."""
+        hello = self._site.peer.hello
+        return NO_GROUPS if hello is not None and not hello.groups else ""
 
     @property
     def catch_up(self) -> float:
@@ -349,6 +357,7 @@ class Replica:
     def applied(self, given: Applied, now: float) -> list[Output]:
         """An entry was applied."""
         self._site.log.applied = given.number
+        self._site.groups = groups_of(given.totals)
         return []
 
     def log_read(self, given: LogRead, now: float) -> list[Output]:

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from bstar.wire.durable import ENDLESS, FOREVER_MS, Cause, Schedule, State, Submit, decode, run_id
+from bstar.wire.durable import ENDLESS, FOREVER_MS, Cause, Schedule, Serial, State, Submit, decode, run_id
 from bstar_broker.store.core.commands import (
     Answered,
     Began,
@@ -170,8 +170,9 @@ def _new(seq: int, row: Submit, owner: str, at_ms: int, defaults: Defaults) -> R
         backoff_ms,
         # Who asks for a long backoff only does not want the default's shorter bound.
         row.backoff_max_ms or max(defaults.backoff_max_ms, backoff_ms),
-        row.priority,
+        row.priority.priority if isinstance(row.priority, Serial) else row.priority,
         headers=row.headers,
+        group=row.group,
     )
 
 

@@ -3,6 +3,9 @@
 The table is on the disk. Here are the requests that the broker has (``running``), and for each service
 whether there are more and when the next becomes due. A request stays in ``running`` until the command that
 its end became has been applied, so no look at the table finds it a second time.
+
+Of each serial group the table offers its first pending request. Here its group is busy until that has left
+``running`` and no worker of this node's broker holds it: then the next one may begin.
 """
 
 from itertools import islice
@@ -83,6 +86,12 @@ class Runner:
         # Requests that were submitted before this node began may have been begun by its predecessor.
         self._begun_seq = 0
         self._registrations = 0
+        self._is_stirred = False
+        # Busy groups, by service and group. A request that was retried by an operator may be the first of its
+        # group while a later one runs: it waits, and its id stands here for the disk to skip; otherwise b"".
+        self._groups: dict[tuple[bytes, str], bytes] = {}
+        # Those whose requests have ended, while attempts go on in workers.
+        self._leaving: dict[bytes, Record] = {}
         self.attempts = {"answered": 0, "declined": 0, "failed": 0, "retried": 0, "returned": 0}
 
     def begin(self, begun_seq: int) -> None:
@@ -99,6 +108,8 @@ class Runner:
         self.running.clear()
         self.commands.clear()
         self._lanes.clear()
+        self._groups.clear()
+        self._leaving.clear()
         self._size_bytes = 0
 
     # --- what the table says --------------------------------------------------------------------------------
@@ -111,6 +122,8 @@ class Runner:
         lane = self._lanes.setdefault(record.service, Lane(has_more=False))
         if record.due_ms > now_ms:
             lane.next_ms = min(lane.next_ms or record.due_ms, record.due_ms)
+        elif record.group:
+            self.note_due(record.service)  # the table knows whether it is the first of its group
         elif lane.has_more or lane.is_asking or not self._has_room(record.service, lane, now):
             lane.has_more = True
         else:
@@ -124,7 +137,25 @@ class Runner:
             return []
         self._size_bytes -= _size(record)
         self._lanes[record.service].running -= 1
-        return self._broker.withdraw(identity_of(request), now)
+        outputs = self._broker.withdraw(identity_of(request), now)
+        self._leave_group(record)
+        return outputs
+
+    def note_due(self, service: bytes) -> None:
+        """A request of a group may have become the first of it: look soon."""
+        if self._is_on:
+            self._lanes.setdefault(service, Lane()).has_more = self._is_stirred = True
+
+    def _leave_group(self, record: Record) -> None:
+        """The broker has this request no more, or only for a worker that goes on with it."""
+        if not record.group:
+            return
+        if identity_of(record.id) in self._ledger.by_identity:
+            self._leaving[record.id] = record
+        else:
+            self._leaving.pop(record.id, None)
+            del self._groups[record.service, record.group]
+            self.note_due(record.service)
 
     def found(self, found: DueFound, now_ms: int, now: float) -> list[Output]:
         """The disk has looked for requests that are due."""
@@ -132,13 +163,19 @@ class Runner:
         if lane is None or not self._is_on:
             return []
         lane.is_asking = False
+        # Something became due since it asked.
+        self._is_stirred = self._is_stirred or lane.has_more
         lane.has_more = lane.has_more or found.has_more
         if found.next_ms:
             lane.next_ms = min(lane.next_ms or found.next_ms, found.next_ms)
         outputs: list[Output] = []
         for record in found.records:
-            if record.id not in self.running:
-                outputs += self._give(record, lane, now_ms, now)
+            if record.id in self.running:
+                continue
+            if record.group and (record.service, record.group) in self._groups:
+                self._groups[record.service, record.group] = record.id
+                continue
+            outputs += self._give(record, lane, now_ms, now)
         return outputs
 
     # --- the broker -----------------------------------------------------------------------------------------
@@ -147,6 +184,8 @@ class Runner:
         """Ask the disk for more where workers could take more."""
         if not self._is_on:
             return []
+        for record in list(self._leaving.values()):
+            self._leave_group(record)
         outputs: list[Output] = []
         for service, lane in self._lanes.items():
             if lane.next_ms and now_ms >= lane.next_ms:
@@ -160,10 +199,10 @@ class Runner:
             ):
                 lane.has_more = False
                 lane.is_asking = True
-                skip = frozenset(
-                    request for request, record in self.running.items() if record.service == service
-                )
-                outputs.append(Due(service, now_ms, self._max_of(service) - lane.running, _LOOK_BYTES, skip))
+                skip = {request for request, record in self.running.items() if record.service == service}
+                skip.update(first for (of_service, _), first in self._groups.items() if of_service == service)
+                limit = self._max_of(service) - lane.running
+                outputs.append(Due(service, now_ms, limit, _LOOK_BYTES, frozenset(skip)))
         return outputs
 
     def _has_room(self, service: bytes, lane: Lane, now: float) -> bool:
@@ -188,6 +227,8 @@ class Runner:
         if record.expires_ms and now_ms >= record.expires_ms:
             return []  # the next sweep ends it
         self.running[record.id] = record
+        if record.group:
+            self._groups[record.service, record.group] = b""
         self._size_bytes += _size(record)
         lane.running += 1
         attempt = min(record.attempts + 1, 0xFFFF)
@@ -230,6 +271,7 @@ class Runner:
                 lane.running -= 1
                 lane.has_more = True
                 lane.pause_until = now + _PAUSE_S
+                self._leave_group(record)
         return True
 
     def progress(self) -> list[RequestProgress]:
@@ -246,11 +288,12 @@ class Runner:
     # --- time -----------------------------------------------------------------------------------------------
 
     def is_stirred(self) -> bool:
-        """True once after workers have registered: they may offer what no worker offered before."""
-        if self._registrations == self._ledger.registrations:
-            return False
-        self._registrations = self._ledger.registrations
-        return True
+        """True once after workers have registered, which may offer what no worker offered before, or after a
+        request of a group has become due.
+        """
+        is_stirred = self._is_stirred or self._registrations != self._ledger.registrations
+        self._registrations, self._is_stirred = self._ledger.registrations, False
+        return is_stirred
 
     def next_due_ms(self) -> int:
         """When the next request becomes due, Unix milliseconds; 0 if none is known."""

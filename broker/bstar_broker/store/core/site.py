@@ -26,6 +26,7 @@ from bstar_broker.store.core.peer import (
     Message,
     Source,
     encode,
+    groups_of,
     rank,
     source,
 )
@@ -81,7 +82,7 @@ class Peer:
 class Site:
     """One node, once its disk was read. ``wanted``: the epoch in which the node serves, None if it does not.
     ``epoch``: that in which it leads the store, 0 if it does not; ``epoch_max``: the highest in which it did.
-    ``committed`` is the number of the last entry that may be applied.
+    ``committed`` is the number of the last entry that may be applied. ``groups``: those of the table.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Site:
         self.epoch = 0
         self.epoch_max = 0
         self.committed = opened.applied
+        self.groups = groups_of(opened.totals)
         # An operator has said that the store goes on from this copy; until that is stored.
         self.is_forced = False
 
@@ -162,6 +164,7 @@ class Site:
             mark is not None and mark.is_doubtful and not log.damage,
             log.must if log.damage else None,
             None if mark is None else mark.gave_up,
+            self.groups,
         )
 
     def say_hello(self, *, asks: bool) -> ToPeer:
