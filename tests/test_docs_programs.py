@@ -218,7 +218,8 @@ def test_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_durable_requests(tmp_path: Path) -> None:
     """docs/durable.md: requests are left, both nodes are killed, and the answers are fetched."""
     with stored_pair(tmp_path / "pair") as pair:
-        write(tmp_path, "durable.md", pair.nodes, {"later.py", "answers.py", "invoices.py", "titanic.py"})
+        names = {"later.py", "answers.py", "invoices.py", "titanic.py", "accounts.py"}
+        write(tmp_path, "durable.md", pair.nodes, names)
         ids = run(tmp_path, "later.py")
         for node in pair.nodes:
             node.kill()
@@ -229,6 +230,8 @@ def test_durable_requests(tmp_path: Path) -> None:
         assert answers == [f"b'invoice for order {number}'" for number in range(1, 5)]
         [again] = run(tmp_path, "answers.py", ids[0])
         assert again.startswith(f"the store has no durable request {ids[0]}")
+        [said] = run(tmp_path, "accounts.py")
+        assert said == "['ann has 100', 'bob has 20', 'ann has 70', 'ann has 75', 'bob has 0']"
 
 
 def test_the_configuration_of_a_store() -> None:
