@@ -206,6 +206,8 @@ class Checks:
         nobody else may have the right to serve at all, whatever the links are like.
         """
         self._check_alone(node, "gave out work")
+        if self.stored is not None:
+            self.stored.check_given(node)
         if self.running_max is not None:
             self._check_running(node, worker, self.running_max)
         if self.has_arbiter and not node.has_role:

@@ -45,7 +45,7 @@ _PATIENCE_S = 30.0
 END_S = 8.0
 
 
-def _message(name: str) -> str:
+def message_of(name: str) -> str:
     """A job without blanks: it is its own token at workers."""
     return json.dumps(["run", {"path": name, "callable": "go"}], separators=(",", ":"))
 
@@ -386,13 +386,13 @@ class SimEmqClient(EmqPeer):
         """A guaranteed job; sometimes a schedule begins, is asked for once more, or ends."""
         draw = self.rng.random()
         if draw < _SCHEDULES_SHARE:
-            self._schedule = self._schedule or _message(f"{self.name}.s{self._numbers}")
+            self._schedule = self._schedule or message_of(f"{self.name}.s{self._numbers}")
             stored.scheduled(self._schedule)
             self._submit(emq.Schedule(self._new_id(), self._service, self._schedule.encode(), NO_HEADERS, 1))
         elif draw < 1.1 * _SCHEDULES_SHARE and self._schedule:
             self._unschedule()
         else:
-            message = _message(f"{self.name}.{self._numbers}")
+            message = message_of(f"{self.name}.{self._numbers}")
             msgid = self._new_id()
             self._sure[msgid] = message
             self._submit(emq.Request(msgid, self._service, message.encode(), Headers(guarantee=True)))

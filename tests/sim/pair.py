@@ -15,7 +15,7 @@ from sim.network import Path, Paths
 from sim.node import RESTART_MAX_S, SimNode
 from sim.peer_link import PeerLink
 from sim.setup import Setup, names_of
-from sim.store import Log, SimDisk
+from sim.store import GroupLoad, Log, SimDisk
 from sim.world import World
 
 
@@ -59,6 +59,7 @@ class SimPair:
             log = Log(self.checks.add_store())
             for node in self.nodes:
                 node.store_disk = SimDisk(world, node, log)
+            GroupLoad(world, [node.store_disk for node in self.nodes if node.store_disk], setup.storm_s)
         self.peer_links: dict[str, PeerLink] = {}
         for publisher, subscriber in (self.nodes, self.nodes[::-1]):
             path = Path(world, f"peer {publisher.name}", setup.delay_s, setup.jitter_s)
