@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from bstar.wire.durable import Cause, State
+from bstar.wire.durable import Cause, Serial, State
 from bstar.wire.progress import Progress
 from bstar_cli import exits
 from bstar_cli.main import main
@@ -74,6 +74,19 @@ def test_a_submit_prints_the_id_and_a_result_the_answer(run: Run, store: FakeSto
     code, out, err = run("durable", "result", request_id)
     assert (code, out) == (exits.FAILED, "")
     assert "UnknownRequestError: the store has no durable request" in err
+
+
+def test_a_group_is_sent_and_shown(run: Run, store: FakeStore) -> None:
+    request_id = submit(run, "price", "a", "--group", "customer 7", "--priority", "3")
+    assert store.submits[bytes.fromhex(request_id)].priority == Serial(3, "customer 7")
+    _, out, _ = run("durable", "show", request_id)
+    assert re.search(r"^group +customer 7$", out, re.MULTILINE)
+    _, out, _ = run("durable", "ls")
+    assert "customer 7" in out
+    _, out, _ = run("durable", "ls", "--json")
+    assert json.loads(out)["group"] == "customer 7"
+    code, _, err = run("durable", "submit", "price", "a", "--group", "")
+    assert (code, "a group's name has 1 to 128 characters, not 0" in err) == (exits.USAGE, True)
 
 
 def test_a_submit_says_when_and_how_often(run: Run, store: FakeStore) -> None:

@@ -230,3 +230,36 @@ def test_a_node_without_a_store_says_so(tmp_path: Path) -> None:
             with pytest.raises(RejectedError, match=r"store\.directory") as caught:
                 list(client.submit_many("price", [b"x", b"y"]))
             assert caught.value.__notes__ == ["body 0 of submit_many()"]
+
+
+def test_groups_keep_their_order_through_the_death_of_the_active_node(pair: BrokerPair) -> None:
+    """No request begins before all that are ahead of it in its group have ended; some are retried."""
+    groups, each, half = 4, 30, threading.Event()
+    lock = threading.Lock()
+    ended: dict[str, list[int]] = {f"account {number}": [] for number in range(groups)}
+    wrong: list[tuple[str, int, list[int]]] = []
+
+    def book(request: Request) -> bytes:
+        group, _, text = request.body.decode().rpartition(" ")
+        number = int(text)
+        with lock:
+            if set(range(number)) - set(ended[group]):
+                wrong.append((group, number, ended[group][:]))
+        if request.attempt == 1 and number % 7 == 3:
+            raise Retry("not yet", after=0.05)
+        with lock:
+            ended[group].append(number)
+            if sum(map(len, ended.values())) >= groups * each // 2:
+                half.set()
+        return request.body
+
+    tasks = [Task(f"{group} {number}".encode(), group=group) for number in range(each) for group in ended]
+    with HAClient(pair.endpoints, timeout=LIMIT_S) as client:
+        ids = list(client.submit_many("book", tasks, window=1))
+        with Worker(pair.endpoints, "book", book, threads=8):
+            assert half.wait(LIMIT_S)
+            pair.kill_active().start()
+            answers = [client.result(each).body for each in ids]
+        assert answers == [task.body for task in tasks]
+        assert [each.group for each in client.requests("book")] == [task.group for task in tasks]
+    assert wrong == []

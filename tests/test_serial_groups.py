@@ -11,7 +11,7 @@ import pytest
 from bstar.errors import RemoteProtocolError
 from bstar.wire import durable, native
 from bstar.wire.durable import Cause, Missed, Repeat, Schedule, Serial, Service, State, Submit
-from bstar.wire.messages import OWN_BACKOFF, ErrorCode
+from bstar.wire.messages import ErrorCode
 from bstar_broker.store import sqlite_file
 from bstar_broker.store.core.durable import DurableStore
 from bstar_broker.store.core.peer import NO_GROUPS
@@ -56,10 +56,7 @@ class Jobs:
 
     def fail(self, body: bytes) -> None:
         worker, job = self._held.pop(body)
-        text = b"no luck"
-        frames = native.encode_error(
-            job.identity, job.epoch, ErrorCode.HANDLER_FAILED, text, retry_ms=OWN_BACKOFF
-        )
+        frames = native.encode_error(job.identity, job.epoch, ErrorCode.HANDLER_FAILED, b"no luck")
         self._solo.say(*frames, sender=worker)
 
 
@@ -74,7 +71,8 @@ def store(solo: SoloStore, number: int, group: Serial | int = ORDERS, **options:
 
 def test_one_at_a_time_of_each_group_and_groups_beside_each_other(solo: SoloStore, jobs: Jobs) -> None:
     jobs.begin()
-    for number, group in enumerate((ORDERS, ORDERS, Serial(0, "customer 8"), ORDERS, 0, 0), 1):
+    groups: list[Serial | int] = [ORDERS, ORDERS, Serial(0, "customer 8"), ORDERS, 0, 0]
+    for number, group in enumerate(groups, 1):
         store(solo, number, group)
     assert sorted(jobs.new()) == [b"1", b"3", b"5", b"6"]
     jobs.answer(b"3")
