@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,6 +72,23 @@ def test_a_program_that_hangs_is_killed_with_what_it_started(
     if child.exists():  # a busy machine may kill the program before it has begun
         stat = Path(f"/proc/{child.read_text().strip()}/stat")
         wait_until(lambda: not stat.exists() or ") Z" in stat.read_text(), "its child is gone")
+
+
+def test_a_program_may_leave_another_one_behind(
+    write: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other one holds the output of the first open, in a session of its own."""
+    caplog.set_level(logging.INFO)
+    left = tmp_path / "left"
+    behind = f"setsid sh -c 'echo $$ > {left}; exec sleep 600' &"
+    program = write(f'echo "$2"; test "$2" = passive || {{ {behind} }}')
+    with RoleHook(hooked(program, 1.0), int) as hook:
+        hook.observe(TAKEN_OVER)
+        hook.observe(STEPPED_DOWN)
+        wait_until(lambda: "active -> passive" in caplog.text, "the next one has run")
+    assert "passive -> active was stopped after 1 s" in caplog.text
+    if left.exists():  # a busy machine may kill the program before it has begun
+        os.kill(int(left.read_text()), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("name", ["no-such-program", "not-executable"])

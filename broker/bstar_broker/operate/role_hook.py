@@ -100,7 +100,11 @@ class RoleHook(Closing):
                 output, _ = process.communicate(timeout=self._timeout_s)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
-                output, _ = process.communicate()
+                try:
+                    output, _ = process.communicate(timeout=_KILL_S)
+                except subprocess.TimeoutExpired as late:
+                    # What it started in a session of its own lives, and holds the output open.
+                    output = late.output or b""
                 _log.error("%s was stopped after %g s: %s", subject, self._timeout_s, _shown(output))
                 return
         level = logging.INFO if process.returncode == 0 else logging.ERROR
