@@ -51,7 +51,7 @@ from bstar_broker.core import (
 )
 from bstar_broker.core.findings import FINDINGS_INTERVAL_S
 from bstar_broker.core.fronted import FrontedNode
-from bstar_broker.core.outputs import FrontSend
+from bstar_broker.core.outputs import FrontSend, OrderReceived
 from bstar_broker.core.settings import services_of
 from bstar_broker.core.snapshot import ShellState
 from bstar_broker.fronts.plan import Plan
@@ -59,6 +59,7 @@ from bstar_broker.fronts.plans import plans_of
 from bstar_broker.fronts.shell import FrontShell
 from bstar_broker.journal import NodeJournal, open_journal, options_of
 from bstar_broker.operate.control import ControlSocket, control_path
+from bstar_broker.operate.network_orders import NetworkOrders
 from bstar_broker.operate.orders import Operator
 from bstar_broker.operate.role_history import RoleHistory
 from bstar_broker.operate.role_hook import RoleHook
@@ -164,6 +165,7 @@ class BrokerServer(Closing):
             self.reactor.now,
             promote=lambda is_trial: pair.promote(is_trial=is_trial),
         )
+        self._orders = NetworkOrders(operator, self.settings)
         path = control_path(self.settings)
         control = ControlSocket(self._context, self.reactor, path, operator.answer)
         self._resources.callback(control.close)
@@ -483,6 +485,8 @@ class BrokerServer(Closing):
                 pending.extendleft(reversed(self._fronts.send(output)))
             elif isinstance(output, Notice):
                 _log.warning("%s", output.text)
+            elif isinstance(output, OrderReceived):
+                pending.extendleft(reversed(self._orders.receive(output)))
             elif isinstance(output, HangUp):
                 assert self._gate is not None
                 self._gate.origins.hang_up(output.connection)

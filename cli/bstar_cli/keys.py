@@ -37,6 +37,9 @@ class Roles:
     peer: Annotated[bool, typer.Option("--peer", help="They are nodes of the pair.")] = False
     arbiter: Annotated[bool, typer.Option("--arbiter", help="They are arbiters.")] = False
     operator: Annotated[bool, typer.Option("--operator", help="They may look at everything.")] = False
+    orders: Annotated[
+        bool, typer.Option("--orders", help="They may give nodes orders (security.orders: true).")
+    ] = False
     offers: Annotated[
         str | None, typer.Option("--offers", metavar="SERVICE,…", help="They are workers of these services.")
     ] = None
@@ -47,7 +50,7 @@ class Roles:
     @property
     def words(self) -> list[str]:
         """As ``entry_line`` takes them."""
-        given = {"peer": self.peer, "arbiter": self.arbiter, "operator": self.operator}
+        given = {"peer": self.peer, "arbiter": self.arbiter, "operator": self.operator, "orders": self.orders}
         services = (("offers", self.offers), ("calls", self.calls))
         return [
             *(role for role, is_given in given.items() if is_given),

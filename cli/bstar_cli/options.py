@@ -39,6 +39,26 @@ DialectOption = Annotated[
 ]
 
 
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--key-file",
+        metavar="FILE",
+        help="Your secret key, for nodes with keys. Otherwise BSTAR_KEY.",
+        show_default=False,
+    ),
+]
+ServerKeys = Annotated[
+    str | None,
+    typer.Option(
+        "--server-keys",
+        metavar="FILE,…",
+        help="The public keys of the nodes. Otherwise BSTAR_SERVER_KEYS.",
+        show_default=False,
+    ),
+]
+
+
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """``command`` as Typer takes it: in the place of each group of options its fields."""
     hints = get_type_hints(command, include_extras=True)
@@ -108,24 +128,8 @@ class Nodes:
         ),
     ] = None
 
-    key_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--key-file",
-            metavar="FILE",
-            help="Your secret key, for nodes with keys. Otherwise BSTAR_KEY.",
-            show_default=False,
-        ),
-    ] = None
-    server_keys: Annotated[
-        str | None,
-        typer.Option(
-            "--server-keys",
-            metavar="FILE,…",
-            help="The public keys of the nodes. Otherwise BSTAR_SERVER_KEYS.",
-            show_default=False,
-        ),
-    ] = None
+    key_file: KeyFile = None
+    server_keys: ServerKeys = None
 
     def fleet(self) -> Fleet:
         """The pairs. Raises ConfigurationError."""
@@ -133,16 +137,55 @@ class Nodes:
 
     def security(self) -> Security | None:
         """What to connect with; None without a key. Raises ConfigurationError."""
-        return Security.from_environment({**os.environ, **self._variables()})
+        return Security.from_environment({**os.environ, **_keys(self.key_file, self.server_keys)})
 
     def export_security(self) -> None:
         """Say it in the environment, for the processes that this one starts. Raises ConfigurationError."""
-        os.environ.update(self._variables())
+        os.environ.update(_keys(self.key_file, self.server_keys))
         self.security()
 
-    def _variables(self) -> dict[str, str]:
-        given = {KEY_VARIABLE: self.key_file and str(self.key_file), SERVERS_VARIABLE: self.server_keys}
-        return {name: text for name, text in given.items() if text}
+
+def _keys(key_file: Path | None, server_keys: str | None) -> dict[str, str]:
+    given = {KEY_VARIABLE: key_file and str(key_file), SERVERS_VARIABLE: server_keys}
+    return {name: text for name, text in given.items() if text}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elsewhere:
+    """The node that gets an order over the network, if any."""
+
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--endpoints",
+            "-e",
+            metavar="ENDPOINT",
+            help="Give the order over the network to the node there (docs/security.md).",
+            show_default=False,
+        ),
+    ] = None
+    key_file: KeyFile = None
+    server_keys: ServerKeys = None
+    epoch: Annotated[
+        int | None,
+        typer.Option(
+            "--epoch",
+            metavar="N",
+            min=0,
+            help="With -e: the order is for this epoch of the pair. Otherwise for the present one.",
+            show_default=False,
+        ),
+    ] = None
+
+    def place(self) -> tuple[str, Security]:
+        """The node's endpoint, and what to connect with. Raises ConfigurationError."""
+        fleet = fleet_of(self.endpoint, None)
+        refuse(len(fleet.endpoints) != 1, "--endpoints: an order goes to one node: name that one")
+        security = Security.from_environment({**os.environ, **_keys(self.key_file, self.server_keys)})
+        text = "--endpoints: an order from elsewhere needs your key and the node's: --key-file, --server-keys"
+        refuse(security is None, text)
+        assert security is not None
+        return fleet.endpoints[0], security
 
 
 @dataclass(frozen=True, kw_only=True)

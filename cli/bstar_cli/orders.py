@@ -1,18 +1,20 @@
 """The commands that give a node an order: made of the table ``bstar_broker.operate.orders``.
 
-An order goes to a node on this machine through its control socket. Its arguments are those of the command,
-its answer is what the command prints. ``_TABLES`` has the listings that people read as a table of their own,
-``_CHECKS`` what this machine has to find out before the order is given.
+An order goes to a node on this machine through its control socket, or to one elsewhere as a request of an
+operator's key. Its arguments are those of the command, its answer is what the command prints. ``_TABLES`` has
+the listings that people read as a table of their own, ``_CHECKS`` what this machine has to find out before
+the order is given.
 """
 
 import getpass
 import inspect
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Final, NoReturn, get_args
+from typing import Annotated, Any, Final, NamedTuple, NoReturn, get_args
 
 import msgspec
 import typer
@@ -20,21 +22,37 @@ import zmq
 from rich.table import Table
 
 from bstar.settings import Settings
+from bstar.wire import mmi
 from bstar_broker.core.snapshot import ListedWorker, RequestState
 from bstar_broker.operate import control
+from bstar_broker.operate.network_orders import Sent, Stamp
 from bstar_broker.operate.orders import GROUPS, ORDERS, Answer, Order
 from bstar_cli import exits
-from bstar_cli.options import NodeConfiguration, grouped, refuse, seconds_of
+from bstar_cli.options import Elsewhere, NodeConfiguration, grouped, refuse, seconds_of
 from bstar_cli.probe import probe
 from bstar_cli.terminal import cell, json_line, print_tables, table
+from bstar_client.calls.status import ask_nodes
 
 _ANSWER_S: Final = 5.0
 _ASK_AGAIN_S: Final = 0.05
+# Each time is a connection of its own.
+_ASK_AGAIN_ELSEWHERE_S: Final = 0.5
 _PROGRESS_S: Final = 1.0
 # The peer reads 300 characters of name and reason.
 _REASON_CHARS_MAX: Final = 200
 
+_CONFIG: Final = re.compile(r"--config \S+")
+_ELSEWHERE: Final = "-e tcp://10.0.0.1:5001 --key-file ops.key --server-keys primary.pub"
+
 Ask = Callable[[str, Mapping[str, object]], bytes]
+
+
+class Reached(NamedTuple):
+    """A node that takes the order. Its end is waited for so long (None: as long as it takes)."""
+
+    ask: Ask
+    wait_s: float | None
+    again_s: float = _ASK_AGAIN_S
 
 
 class RefusedError(Exception):
@@ -75,6 +93,39 @@ def node_at(settings: Settings) -> Iterator[Ask]:
         yield ask
 
 
+def node_elsewhere(order: Order, elsewhere: Elsewhere) -> Reached:
+    """The same for a node elsewhere, with a stamp of that node for this order. Raises NoAnswerError."""
+    endpoint, security = elsewhere.place()
+
+    def say(sent: Sent, *, is_order: bool = True) -> bytes:
+        body = msgspec.json.encode(sent)
+        [answer] = ask_nodes([endpoint], mmi.ORDER, _ANSWER_S, security, body=body)
+        if answer.body is None:
+            raise NoAnswerError(f"{endpoint}: {answer.error}", was_sent=is_order and answer.may_have_run)
+        if len(answer.body) != 2 or answer.body[0] != mmi.OK:
+            raise RefusedError(f"{endpoint}: the node is of a release that takes no orders from elsewhere")
+        return answer.body[1]
+
+    stamp = msgspec.json.decode(say(Sent(order.word), is_order=False), type=Stamp)
+    epoch = stamp.epoch if elsewhere.epoch is None else elsewhere.epoch
+
+    def ask(word: str, arguments: Mapping[str, object]) -> bytes:
+        return say(Sent(word, stamp.node, epoch, msgspec.Raw(msgspec.json.encode(arguments))))
+
+    return Reached(ask, stamp.wait_s, _ASK_AGAIN_ELSEWHERE_S)
+
+
+@contextmanager
+def _reach(order: Order, node: Settings | Elsewhere, arguments: Mapping[str, object]) -> Iterator[Reached]:
+    if isinstance(node, Elsewhere):
+        yield node_elsewhere(order, node)
+        return
+    with node_at(node) as ask:
+        if (check := _CHECKS.get(order.command)) is not None:
+            check(node, ask, arguments)
+        yield Reached(ask, None if order.wait_s is None else order.wait_s(node))
+
+
 def who(reason: str) -> str:
     """Who asks, and the reason: for the log, the journal and others who look at the status."""
     try:
@@ -85,25 +136,24 @@ def who(reason: str) -> str:
     return f"{who}: {reason}" if reason else who
 
 
-def give(order: Order, settings: Settings, arguments: Mapping[str, object], *, as_json: bool) -> None:
+def give(order: Order, node: Settings | Elsewhere, arguments: Mapping[str, object], *, as_json: bool) -> None:
     """Give the order, wait for its end, print the answer. typer.Exit with 1 if it is refused, with 4 if it is
     not known what became of it. A script gets an answer in JSON in either case.
     """
-    until = None if order.wait_s is None else time.monotonic() + order.wait_s(settings)
+    is_given = False
     try:
-        with node_at(settings) as ask:
-            if (check := _CHECKS.get(order.command)) is not None:
-                check(settings, ask, arguments)
+        with _reach(order, node, arguments) as (ask, wait_s, again_s):
+            until = None if wait_s is None else time.monotonic() + wait_s
             answer = _answer(order, ask(order.word, arguments))
-            shown_at = time.monotonic()
+            is_given, shown_at = True, time.monotonic()
             while answer.is_under_way and (until is None or time.monotonic() < until):
                 if answer.note and time.monotonic() >= shown_at:
                     shown_at = time.monotonic() + _PROGRESS_S
                     typer.echo(answer.note, err=True)
-                time.sleep(_ASK_AGAIN_S)
+                time.sleep(again_s)
                 answer = _answer(order, ask(f"{order.word}-progress", {}))
     except NoAnswerError as error:
-        if not error.was_sent:
+        if not (error.was_sent or is_given):
             _refuse(str(error), as_json=as_json)
         if as_json:
             typer.echo(json_line(Answer(note=str(error), is_under_way=True)))
@@ -270,14 +320,17 @@ def command(order: Order) -> Callable[..., None]:
     """The function of an order's command."""
     fields = {field.name: field for field in msgspec.structs.fields(order.request)}
 
-    def run(node: NodeConfiguration, as_json: bool, **given: Any) -> None:
-        is_nothing_given = node.config is None and not node.assignments
-        text = (
-            "no configuration: name the node's with --config FILE or BSTAR_CONFIG. An order goes to one node "
-            "on this machine, through its control socket: endpoints do not lead there"
-        )
-        refuse(is_nothing_given, text)
+    def run(node: NodeConfiguration, as_json: bool, elsewhere: Elsewhere | None = None, **given: Any) -> None:
         arguments = {name: _value(fields[name], each) for name, each in given.items() if each is not None}
+        if elsewhere is not None and elsewhere.endpoint is not None:
+            give(order, elsewhere, arguments, as_json=as_json)
+            return
+        refuse(
+            elsewhere is not None and elsewhere.epoch is not None, "--epoch is for orders with --endpoints"
+        )
+        text = "no configuration: name the node's with --config FILE or BSTAR_CONFIG"
+        text = f"{text}; for a node elsewhere say --endpoints" * (not order.is_local)
+        refuse(node.config is None and not node.assignments, text)
         give(order, node.settings(), arguments, as_json=as_json)
 
     json_help = "Print JSON; of a listing one object per line."
@@ -285,6 +338,7 @@ def command(order: Order) -> Callable[..., None]:
     parameters = [
         *(_parameter(field) for field in fields.values() if _meta(field) is not None),
         inspect.Parameter("node", only, annotation=NodeConfiguration),
+        *([] if order.is_local else [inspect.Parameter("elsewhere", only, annotation=Elsewhere)]),
         inspect.Parameter(
             "as_json", only, default=False, annotation=Annotated[bool, typer.Option("--json", help=json_help)]
         ),
@@ -335,10 +389,15 @@ def _value(field: Any, value: Any) -> object:
 
 
 def _help(order: Order) -> str:
-    examples = "\n\n".join(f"    bstar {order.command} {example}" for example in order.examples)
+    examples = [f"    bstar {order.command} {example}" for example in order.examples]
+    elsewhere = "; it takes no --endpoints."
+    if not order.is_local:
+        elsewhere = ". Or run it elsewhere with -e and a key that may give orders (docs/security.md)."
+        examples += [_CONFIG.sub(_ELSEWHERE, examples[0])]
+    listed = "\n\n".join(examples)
     return (
         f"{order.about}\n\nRun it on the machine of {order.at}, as the user that runs the node, with that "
-        f"node's --config; it takes no --endpoints. {order.more}"
+        f"node's --config{elsewhere} {order.more}"
         f"\n\nExit codes: 0 {order.done}; 1 {order.refused}; 2 wrong usage or configuration; 4 not known: "
-        f"the node got it and is silent.\n\nExamples:\n\n{examples}"
+        f"the node got it and is silent.\n\nExamples:\n\n{listed}"
     )

@@ -131,6 +131,8 @@ class Authority:
 
     def _judge_call(self, service: bytes, principal: Principal) -> Denial | None:
         if service.startswith(mmi.PREFIX):
+            if service == mmi.ORDER:
+                return None  # ``NetworkOrders`` decides, and the journal has its refusals
             if principal.is_operator or (principal.calls and service != mmi.Service.STATE.value):
                 return None
             text = f'{principal.name} may not ask for "{printable(service)}"'

@@ -52,7 +52,7 @@ from bstar_broker.core.broker import Broker
 from bstar_broker.core.findings import Findings
 from bstar_broker.core.management import Management, Pictures, broker_state
 from bstar_broker.core.observer import Observer
-from bstar_broker.core.outputs import HangUp, Notice, Output, Send, StoreInput
+from bstar_broker.core.outputs import HangUp, Notice, OrderReceived, Output, Send, StoreInput
 from bstar_broker.core.pair_state import pair_state
 from bstar_broker.core.parting import Parting
 from bstar_broker.core.quotas import Denial, Origin
@@ -284,7 +284,7 @@ class Node:
         # Requests for these workers follow, so the question for their names is a vote, too.
         is_vote = message.service == mmi.Service.NAMES.value and message.dialect == Dialect.NATIVE
         if is_managed and not is_vote:
-            return outputs + self._manage(message, Pictures(), now)
+            return outputs + self._manage(message, Pictures(), now, user_id)
         if now >= self.machine.serve_until:
             outputs += self._expand(self.machine.step(Vote(), now), now)
             if now >= self.machine.serve_until:
@@ -357,8 +357,17 @@ class Node:
 
         return self.broker.receive_singly(message, manage, now)
 
-    def _manage(self, message: Request, pictures: Pictures, now: float) -> list[Output]:
-        """Answer a management request. Native clients ask the active node, except for what any node knows."""
+    def _manage(
+        self, message: Request, pictures: Pictures, now: float, user_id: str | None = None
+    ) -> list[Output]:
+        """Answer a management request. Native clients ask the active node, except for what any node knows.
+
+        Without a ``user_id`` it came in a batch, which may hold no order.
+        """
+        if message.service == mmi.ORDER and message.dialect == Dialect.NATIVE and user_id is not None:
+            if self.authority is None:
+                return self.broker.refuse_for(message, refusals.ORDER_NOT_ALLOWED)
+            return [OrderReceived(message, user_id)]
         if (
             message.dialect == Dialect.NATIVE
             and not self.machine.is_active

@@ -6,6 +6,7 @@ Outputs of the Binary Star machine travel in the same lists (see ``node``); the 
 import msgspec
 
 from bstar import star
+from bstar.wire.messages import Request
 
 
 class Send(msgspec.Struct, gc=False):
@@ -38,6 +39,13 @@ class Notice(msgspec.Struct, frozen=True, gc=False):
     text: str
 
 
+class OrderReceived(msgspec.Struct, frozen=True, gc=False):
+    """Carry out this order, which came with ``user_id``, if its owner may give it (``NetworkOrders``)."""
+
+    request: Request
+    user_id: str
+
+
 class HangUp(msgspec.Struct, frozen=True, gc=False):
     """End the connection with this number (``Origin``): its principal is beyond a bound."""
 
@@ -52,4 +60,4 @@ class StoreInput(msgspec.Struct, frozen=True, gc=False):
     """Base of what the durable store hears from its shell."""
 
 
-Output = Send | Dispatch | FrontSend | Notice | HangUp | StoreOutput | star.Output
+Output = Send | Dispatch | FrontSend | Notice | OrderReceived | HangUp | StoreOutput | star.Output

@@ -1,4 +1,5 @@
-"""The orders of an operator, over the control socket of a node (``bstar_broker.operate.control``): one table.
+"""The orders of an operator, over the control socket of a node (``control``) or the network
+(``network_orders``): one table.
 
 ``bstar`` makes a command of each entry. An order is a word and its arguments; the
 answer says what has happened, or why nothing has changed. Both are one JSON object. An order that takes a
@@ -20,6 +21,7 @@ import msgspec
 from bstar.base.printable import counted, duration, printable
 from bstar.settings.schema import RoleName, Settings
 from bstar.star.takeover_pause import PAUSE_S_MAX
+from bstar.wire.peer import PAUSE_WHY_CHARS_MAX
 from bstar_broker.core.snapshot import ListedWorker, RequestState
 
 if TYPE_CHECKING:
@@ -55,7 +57,14 @@ def _option(names: str, help_: str, metavar: str | None = None, **bounds: Any) -
 
 # Who asks, and the reason. The command writes the first part, so it is never empty.
 Why = Annotated[
-    str, _option("--reason", "Why; it goes to the status, the log and the journal.", "TEXT", min_length=1)
+    str,
+    _option(
+        "--reason",
+        "Why; it goes to the status, the log and the journal.",
+        "TEXT",
+        min_length=1,
+        max_length=PAUSE_WHY_CHARS_MAX,
+    ),
 ]
 _Service = Annotated[str, _argument("NAME", "The service, as bstar status lists it.")]
 _OfService = Annotated[str, _option("--service -s", "Only those of this service.", "SERVICE")]
@@ -140,7 +149,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     ``needs_active``: only the node that serves obeys it. ``at``: on whose machine a person gives it. ``done``
     and ``refused`` are the exit codes 0 and 1. An order with a ``progress`` should be over within ``wait_s``;
-    otherwise ``late`` says what is missing or not known, and the exit code is ``late_code``.
+    otherwise ``late`` says what is missing or not known, and the exit code is ``late_code``. ``is_local``: it
+    is never given from elsewhere, because the command has to look around on that machine first.
     """
 
     command: str
@@ -158,6 +168,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: Callable[[Settings], float] | None
     late: str
     late_code: Literal[1, 4]
+    is_local: bool
 
     @property
     def word(self) -> str:
@@ -186,6 +197,7 @@ def _order(  # noqa: PLR0913 - the fields of an entry, named by keyword
     wait_s: Callable[[Settings], float] | None = None,
     late: str = "",
     late_code: Literal[1, 4] = 1,
+    is_local: bool = False,
 ) -> Callable[[Do], Do]:
     """Enter a function into the table. See ``Order``."""
 
@@ -214,6 +226,7 @@ def _order(  # noqa: PLR0913 - the fields of an entry, named by keyword
                 wait_s=wait_s,
                 late=late,
                 late_code=late_code,
+                is_local=is_local,
             )
         )
         return do
@@ -249,14 +262,18 @@ class Operator:
 
     def answer(self, word: bytes, argument: bytes = b"") -> bytes:
         """The answer to one message of the control socket."""
-        try:
-            return msgspec.json.encode(self._answer(word, argument or b"{}"))
-        except msgspec.DecodeError as error:
-            return msgspec.json.encode(Answer(refusal=f"the order cannot be read: {error}"))
-        except RefusedError as error:
-            return msgspec.json.encode(Answer(refusal=str(error)))
+        return msgspec.json.encode(self.obey(word, argument or b"{}"))
 
-    def _answer(self, word: bytes, argument: bytes) -> Answer:
+    def obey(self, word: bytes, argument: bytes, by: str = "") -> Answer:
+        """Carry an order out, or say how far it is. ``by``: the principal that gave it from elsewhere."""
+        try:
+            return self._answer(word, argument, by)
+        except msgspec.DecodeError as error:
+            return Answer(refusal=f"the order cannot be read: {error}")
+        except RefusedError as error:
+            return Answer(refusal=str(error))
+
+    def _answer(self, word: bytes, argument: bytes, by: str) -> Answer:
         if (progress := _PROGRESS.get(word)) is not None:
             return progress(self)
         order = _BY_WORD.get(word)
@@ -265,7 +282,10 @@ class Operator:
         asked = msgspec.json.decode(argument, type=order.request)
         if order.needs_active and not self.node.is_active:
             raise RefusedError("this node does not serve: ask the one that does, on its machine")
-        return order.do(self, **msgspec.structs.asdict(asked))
+        arguments = msgspec.structs.asdict(asked)
+        if by and "why" in arguments:
+            arguments["why"] = printable(f"{by}: {arguments['why']}", PAUSE_WHY_CHARS_MAX)
+        return order.do(self, **arguments)
 
 
 # --- the role -----------------------------------------------------------------------------------------------
@@ -462,6 +482,7 @@ def _promoted(operator: Operator, why_not: str | None) -> Promoted:
     _BACKUP,
     f"{_BACKUP} --force",
     at="the backup",
+    is_local=True,
     done="the backup serves",
     refused="the node hears its primary, the primary may live, or the node is no lone backup",
     progress=_claim,

@@ -19,6 +19,7 @@ from bstar.records.base import VERSION, Base
 from bstar.records.broker import (
     BrokerRecord,
     Load,
+    OrderGiven,
     Refused,
     Request,
     ServiceOrdered,
@@ -73,8 +74,8 @@ __all__ = [
     "KINDS", "VERSION", "Activated", "ActiveFound", "ActiveLost", "ArbiterLost", "ArbiterSeen", "Base",
     "Call", "Claimed", "ClientsCutOff", "ClockStepped", "Connected", "Deactivated", "Disconnected",
     "Drained", "Dropped", "Durable", "Execution", "FailedOver", "Fatal", "Fenced", "HandoverRefused",
-    "Load", "PeerAsked", "PeerLost", "PeerRejected", "PeerSeen", "Pulse", "Record", "Refused",
-    "Registered", "Rejoined", "Request", "SegmentClosed", "ServiceOrdered", "Stalled", "Started",
+    "Load", "OrderGiven", "PeerAsked", "PeerLost", "PeerRejected", "PeerSeen", "Pulse", "Record",
+    "Refused", "Registered", "Rejoined", "Request", "SegmentClosed", "ServiceOrdered", "Stalled", "Started",
     "StateChanged", "Stopped", "Stopping", "StorePulse", "TakeoversPaused", "TakeoversResumed",
     "TimeoutAdapted", "Unregistered", "WorkerLost", "WorkerRegistered", "decode", "encode",
 ]  # fmt: skip

@@ -50,6 +50,24 @@ class ServiceOrdered(Base, frozen=True, tag="service-ordered"):
     about: str = ""
 
 
+class OrderGiven(Base, frozen=True, tag="order"):
+    """``principal`` gave ``order`` ``id`` over the network, from ``address``, for ``epoch`` of the pair.
+
+    ``reason``: empty if it was carried out (a switchover and a drain then have only begun); "refused" if it
+    could not be; otherwise why this order is not taken (docs/operations.md, Refusals). ``text`` is what the
+    command prints, ``arguments`` a JSON object.
+    """
+
+    principal: str
+    order: str
+    id: str
+    address: str = ""
+    epoch: int = 0
+    arguments: str = ""
+    reason: str = ""
+    text: str = ""
+
+
 class Request(Base, frozen=True, tag="request"):
     """An accepted request has ended at this node; ``at`` and ``mono`` are that moment.
 
@@ -127,4 +145,4 @@ class Load(Base, frozen=True, tag="load"):
     declined: int = 0
 
 
-BrokerRecord = WorkerRegistered | WorkerLost | ServiceOrdered | Request | Refused | Load
+BrokerRecord = WorkerRegistered | WorkerLost | ServiceOrdered | OrderGiven | Request | Refused | Load

@@ -6,6 +6,7 @@ Its roles:
     peer        a node of the pair
     arbiter     the arbiter that the nodes ask
     operator    looks at everything: mmi.state and the other management services
+    orders      gives a node orders from elsewhere, if its configuration says security.orders: true
     offers      a worker, of the services that match these patterns
     calls       a client, of the services that match these patterns
 
@@ -95,6 +96,7 @@ class Principal(msgspec.Struct, frozen=True):
     is_peer: bool = False
     is_arbiter: bool = False
     is_operator: bool = False
+    may_order: bool = False
     offers: Patterns = NOTHING
     calls: Patterns = NOTHING
     quota: Quota | None = None
@@ -102,11 +104,12 @@ class Principal(msgspec.Struct, frozen=True):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The words of the list: peer, arbiter, operator, offers, calls."""
+        """The words of the list: peer, arbiter, operator, orders, offers, calls."""
         held = {
             "peer": self.is_peer,
             "arbiter": self.is_arbiter,
             "operator": self.is_operator,
+            "orders": self.may_order,
             "offers": self.offers,
             "calls": self.calls,
         }
@@ -187,18 +190,22 @@ def principal_of(name: str, entry: object) -> Principal:
         parts.peer,
         parts.arbiter,
         parts.operator,
+        parts.orders,
         Patterns(parts.offers),
         Patterns(parts.calls),
         parts.quota(),
         tuple(parts.tokens),
     )
-    if principal.quota is not None and not (principal.offers or principal.calls or principal.is_operator):
-        raise ConfigurationError("has bounds, which are for calls, offers and operator: a node uses none")
+    if principal.quota is not None and set(principal.roles) <= {"peer", "arbiter"}:
+        raise ConfigurationError(
+            "has bounds, which are for calls, offers, operator and orders: a node uses none"
+        )
     if principal.tokens and not principal.calls:
         raise ConfigurationError("has tokens, which are for calls over HTTP: say calls: [...]")
     if not principal.roles:
         raise ConfigurationError(
-            "has no role: say peer: true, arbiter: true, operator: true, offers: [...] or calls: [...]"
+            "has no role: say peer: true, arbiter: true, operator: true, orders: true, offers: [...] or "
+            "calls: [...]"
         )
     return principal
 
@@ -258,6 +265,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peer: bool = False
     arbiter: bool = False
     operator: bool = False
+    orders: bool = False
     offers: list[str] = []
     calls: list[str] = []
     connections: Count | None = None

@@ -33,6 +33,11 @@ def uses_services(principal: Principal) -> bool:
     return principal.is_operator or bool(principal.offers) or bool(principal.calls)
 
 
+def uses_node(principal: Principal) -> bool:
+    """True for them, and for who gives orders."""
+    return uses_services(principal) or principal.may_order
+
+
 def _is_peer(principal: Principal) -> bool:
     return principal.is_peer
 
@@ -57,7 +62,7 @@ class Doorkeeper:
         on_refused: Callable[[str, str, str], None] = lambda reason, who, address: None,
     ) -> None:
         self.principals = principals
-        self.rules: dict[bytes, Rule] = {CLIENTS: uses_services, PEERS: _is_peer}
+        self.rules: dict[bytes, Rule] = {CLIENTS: uses_node, PEERS: _is_peer}
         self.why_not: Callable[[bytes, Principal], str] = lambda domain, principal: ""
         self.on_admitted: Callable[[bytes, str], bytes] = lambda domain, address: b""
         self.admitted: Counter[str] = Counter()

@@ -5,7 +5,7 @@
       bstar-backup:  {keys: ['…'], peer: true}
       shop:          {keys: ['…'], calls: [price, "stock.*"]}
       price-worker:  {keys: ['…'], offers: [price]}
-      ops:           {keys: ['…'], operator: true}
+      ops:           {keys: ['…'], operator: true, orders: true}
 
 One file for both nodes of a pair and for its arbiter. They read it again when it changes.
 """
@@ -25,9 +25,10 @@ from bstar.settings.document import Problems, kind, locator, read_document, show
 
 LIST_HEAD = """\
 # Who may connect, and as what (docs/security.md). The same file for both nodes; they read it again when it
-# changes. Roles: peer: true, arbiter: true, operator: true, offers: [SERVICE], calls: [SERVICE]; SERVICE may
-# end with * and then stands for all that begin so. Bounds, for all connections of an entry to one node:
-# connections, messages_per_s, requests_per_s, bytes_per_s, outstanding. tokens: digests of tokens for HTTP.
+# changes. Roles: peer: true, arbiter: true, operator: true, orders: true, offers: [SERVICE], calls:
+# [SERVICE]; SERVICE may end with * and then stands for all that begin so. Bounds, for all connections of an
+# entry to one node: connections, messages_per_s, requests_per_s, bytes_per_s, outstanding. tokens: digests
+# of tokens for HTTP.
 principals:
 """
 """The first lines of a list that ``entry_line`` continues."""
@@ -36,7 +37,7 @@ principals:
 def entry_line(
     name: str, public: str, roles: Iterable[str], proof: Literal["keys", "tokens"] = "keys"
 ) -> str:
-    """One entry in one line. ``roles`` are peer, arbiter, operator, ``offers:A,B`` or ``calls:A,B``.
+    """One entry in one line. ``roles`` are peer, arbiter, operator, orders, ``offers:A,B`` or ``calls:A,B``.
     ``public`` is a public key, or with ``proof`` tokens the digest of a token.
     """
     said = []

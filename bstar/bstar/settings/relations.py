@@ -254,6 +254,12 @@ CONDITIONS = (
         lambda node: node.has("security.key") and node.settings.insecure,
         "is true beside a key: remove one of them",
     ),
+    Condition(
+        ("security.orders", "security.key"),
+        lambda node: node.settings.security.orders and not node.has("security.key"),
+        "is true without security.key: only a key proves who gives an order. Make keys (bstar keys new), or "
+        "give orders on the node's machine and remove security.orders",
+    ),
     *_together("store.link", "store.directory", "durable requests need a disk and the way to the peer's"),
     Condition(
         ("services",),

@@ -63,7 +63,7 @@ class Endpoints(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SecuritySettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who may connect, and as what (docs/security.md). Both keys or none."""
+    """Who may connect, and as what (docs/security.md). key and principals: both or none."""
 
     key: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
@@ -79,6 +79,13 @@ class SecuritySettings(Section, frozen=True, kw_only=True, forbid_unknown_fields
             "nodes. The node reads it again when it changes."
         ),
     ] = None
+    orders: Annotated[
+        bool,
+        Meta(
+            description="true lets keys whose entry says orders: true give this node orders over the network "
+            "(bstar switchover -e …). Otherwise orders come from its own machine alone."
+        ),
+    ] = False
 
 
 class Limits(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,9 +9,10 @@
                   (empty: all of them)             [200] [JSON array of {"service", "workers", "versions", …}]
     mmi.names     body: a service's name   answer: [200] [JSON array of the names of its workers], or [404]
     mmi.state     body: anything           answer: [200] [JSON object: the node, its peer, services, counters]
+    mmi.order     body: an operator's order  answer: [200] [JSON object: what came of it]; native clients only
     any other     answer: [501]
 
-The first is the standard's; the next four are ours. The broker reads the last body frame, and its answer has
+The first is the standard's; the others are ours. The broker reads the last body frame, and its answer has
 no more frames than the table says (the published brokers disagree on both points).
 """
 
@@ -22,6 +23,9 @@ PREFIX = b"mmi."
 OK = b"200"
 NOT_FOUND = b"404"
 NOT_IMPLEMENTED = b"501"
+
+ORDER = b"mmi.order"
+"""An order to the node (BSN-B-33). It is no question, so ``Service`` has no such name."""
 
 
 class Service(enum.Enum):

@@ -123,6 +123,30 @@ RATE_LIMITED = Refusal(
     "its entry sends more requests or bytes a second than its [bound](security.md#bounds) allows",
     "send less, or raise `requests_per_s` or `bytes_per_s` of the entry",
 )
+ORDER_NOT_ALLOWED = Refusal(
+    "order-not-allowed",
+    "its entry lacks `orders: true`, or the node's configuration `security.orders: true`",
+    "give the order on the node's machine, or see [Orders from elsewhere](security.md#orders-from-elsewhere)",
+    ErrorCode.NOT_ALLOWED,
+)
+ORDER_STALE = Refusal(
+    "order-stale",
+    "the order is for another epoch of the pair, or for another run of the node",
+    "look at `bstar status`, and give the order again if it is still what you want",
+    ErrorCode.INVALID,
+)
+ORDER_REPEATED = Refusal(
+    "order-repeated",
+    "this order came before, and is not carried out twice",
+    "look at `bstar status` and the journal for what became of it",
+    ErrorCode.WORKER_LOST,
+)
+ORDER_INVALID = Refusal(
+    "order-invalid",
+    "the order cannot be read, or this node takes it on its own machine only",
+    "use a `bstar` of the node's release",
+    ErrorCode.INVALID,
+)
 NO_STORE = Refusal(
     "no-store",
     "this node keeps no durable requests: its configuration has no store.directory",

@@ -47,6 +47,8 @@ class NodeAnswer(msgspec.Struct, frozen=True):
     body: list[bytes] | None
     error: str | None = None
     is_denied: bool = False
+    may_have_run: bool = False
+    """It was asked, and what it made of that is not known."""
 
 
 def node_states(
@@ -107,6 +109,7 @@ def _ask(
             answers[index] = NodeAnswer(endpoint, None, f"cannot connect: {error}")
     # A refused connection is an answer: the node is down.
     down: set[int] = set()
+    asked: set[int] = set()
     while len(down | answers.keys()) < len(endpoints) and (remaining_s := until - time.monotonic()) > 0:
         for index, frames in links.poll(int(remaining_s * 1000) + 1):
             answer = _read(endpoints[index], frames, identity)
@@ -117,6 +120,7 @@ def _ask(
         for index, is_up in links.changes():
             if is_up:
                 links[index].send(question)
+                asked.add(index)
                 down.discard(index)
                 errors[index] = "connected, but no answer in time"
             elif links[index].is_untrusted:
@@ -132,7 +136,8 @@ def _ask(
         for index, error in enumerate(errors)
     ]
     lacks = {index: error for index, error in enumerate(errors) if index not in answers}
-    answers.update(_explained(endpoints, lacks, has_keys=has_keys))
+    for index, answer in _explained(endpoints, lacks, has_keys=has_keys):
+        answers[index] = msgspec.structs.replace(answer, may_have_run=index in asked)
     return [answers[index] for index in range(len(endpoints))]
 
 
@@ -156,8 +161,15 @@ def _read(endpoint: str, frames: list[bytes], identity: bytes) -> NodeAnswer | N
         return NodeAnswer(endpoint, None, f"not a bstar node: {error.text}")
     if message.identity != identity:
         return None
-    if message.command == native.ERROR and message.value == ErrorCode.NOT_ALLOWED:
-        return NodeAnswer(endpoint, None, message.body[0].decode("utf-8", "replace"), is_denied=True)
+    if message.command in (native.ERROR, native.BUSY):
+        code = message.value if message.command == native.ERROR else None
+        return NodeAnswer(
+            endpoint,
+            None,
+            message.body[0].decode("utf-8", "replace"),
+            is_denied=code == ErrorCode.NOT_ALLOWED,
+            may_have_run=code == ErrorCode.WORKER_LOST,
+        )
     return NodeAnswer(endpoint, message.body if message.command == native.FINAL else [])
 
 
