@@ -27,7 +27,9 @@ def test_each_entry_is_one_that_a_rule_of_the_broker_returns() -> None:
 
 def test_each_entry_says_what_to_do_and_only_a_lost_attempt_may_have_run() -> None:
     assert all(each.text and each.do for each in REFUSALS)
-    assert {each.reason for each in REFUSALS if each.may_have_run} == {"once-repeated"}
+    assert {each.reason for each in REFUSALS if each.may_have_run} == {
+        *("once-repeated", "order-repeated"),
+    }
     assert not any(each.is_of_service and each.code for each in REFUSALS), "the caller's mistake"
 
 
@@ -46,7 +48,7 @@ def test_a_client_may_send_again_what_has_no_code() -> None:
     codes = {each.reason: each.code for each in REFUSALS}
     assert {reason for reason, code in codes.items() if code} == {
         *("other-body", "once-repeated", "call-not-allowed", "no-store", "invalid-durable", "record-damaged"),
-        "worker-gone",
+        *("worker-gone", "order-not-allowed", "order-stale", "order-repeated", "order-invalid"),
     }
     assert codes["call-not-allowed"] is ErrorCode.NOT_ALLOWED
     assert all(each.retry_after_ms > 0 for each in REFUSALS)

@@ -366,7 +366,8 @@ class Node:
         """
         if message.service == mmi.ORDER and message.dialect == Dialect.NATIVE and user_id is not None:
             if self.authority is None:
-                return self.broker.refuse_for(message, refusals.ORDER_NOT_ALLOWED)
+                text = "this node has no keys, and takes orders on its own machine only"
+                return self.broker.refuse_for(message, refusals.ORDER_NOT_ALLOWED.saying(text))
             return [OrderReceived(message, user_id)]
         if (
             message.dialect == Dialect.NATIVE

@@ -1,7 +1,7 @@
 """The control socket of a node: who may give it orders (``orders``), and where.
 
-No order comes over the network, where any client could give it. The node listens on a socket in the file
-system, in a folder that only its own user may enter. That user can kill the process anyway. A message is a
+The node listens on a socket in the file system, in a folder that only its own user may enter. That user can
+kill the process anyway. Over the network only keys give orders (``network_orders``). A message is a
 word and a JSON object, an answer is a JSON object.
 """
 
