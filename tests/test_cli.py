@@ -79,7 +79,7 @@ def test_every_verb_explains_itself_with_an_example(verb: str, capsys: pytest.Ca
     assert f"bstar {verb}" in shown
 
 
-def test_an_order_without_a_configuration_says_that_endpoints_do_not_lead_to_a_node(
+def test_an_order_without_a_configuration_says_that_the_variable_does_not_lead_to_a_node(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BSTAR_ENDPOINTS", "tcp://127.0.0.1:1,tcp://127.0.0.1:2")
@@ -87,7 +87,7 @@ def test_an_order_without_a_configuration_says_that_endpoints_do_not_lead_to_a_n
     said = capsys.readouterr().err
     assert "--config FILE or BSTAR_CONFIG" in said
     assert "one node on this machine" in said
-    assert "endpoints do not lead there" in said
+    assert "BSTAR_ENDPOINTS does not lead there" in said
 
 
 @pytest.mark.parametrize("group", list(GROUPS))

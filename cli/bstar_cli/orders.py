@@ -328,8 +328,11 @@ def command(order: Order) -> Callable[..., None]:
         refuse(
             elsewhere is not None and elsewhere.epoch is not None, "--epoch is for orders with --endpoints"
         )
-        text = "no configuration: name the node's with --config FILE or BSTAR_CONFIG"
-        text = f"{text}; for a node elsewhere say --endpoints" * (not order.is_local)
+        where = "" if order.is_local else " or, with --endpoints, elsewhere"
+        text = (
+            "no configuration: name the node's with --config FILE or BSTAR_CONFIG. An order goes to one node "
+            f"on this machine{where}: BSTAR_ENDPOINTS does not lead there"
+        )
         refuse(node.config is None and not node.assignments, text)
         give(order, node.settings(), arguments, as_json=as_json)
 
