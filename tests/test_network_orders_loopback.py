@@ -6,6 +6,7 @@ import gzip
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from bstar.wire import mmi, native
 from bstar.wire.messages import ErrorCode
 from bstar_broker.operate.network_orders import Sent, Stamp
 from bstar_cli import exits
+from bstar_cli import orders as order_commands
 from bstar_cli.main import main
 from bstar_testing import Pair, wait_until
 from bstar_testing.nodes import Node
@@ -59,6 +61,7 @@ def elsewhere(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     monkeypatch.delenv("BSTAR_CONFIG", raising=False)
     monkeypatch.setenv("BSTAR_KEY", "chief.key")
     monkeypatch.setenv("BSTAR_SERVER_KEYS", "primary.pub,backup.pub")
+    monkeypatch.setattr(order_commands, "_ANSWER_S", REPLY_S)
     return tmp_path
 
 
@@ -190,18 +193,20 @@ def test_an_order_is_carried_out_once_also_after_a_failover(pair: Pair) -> None:
     active, passive = pair.active(), pair.passive()
     id_ = bytes(range(24))
     arguments = msgspec.Raw(b'{"service":"price","why":"mia"}')
-    with zmq.Context() as context:
-        first, again, other = (Sender(context, node, security) for node in (active, active, passive))
+    with zmq.Context() as context, ExitStack() as stack:
+
+        def reach(node: Node) -> Sender:
+            return stack.enter_context(closing(Sender(context, node, security)))
+
+        first, again, other = reach(active), reach(active), reach(passive)
         stamp, meanwhile = first.stamp("service-pause"), other.stamp("service-resume")
         order = msgspec.json.encode(Sent("service-pause", stamp.node, stamp.epoch, arguments))
         late = msgspec.json.encode(Sent("service-resume", meanwhile.node, meanwhile.epoch, arguments))
         assert first.say(id_, order)[0] == native.FINAL
         assert again.say(id_, order)[:2] == (native.ERROR, ErrorCode.WORKER_LOST), "over another connection"
         assert other.say(id_, order)[:2] == (native.ERROR, ErrorCode.INVALID), "at the other node"
-        first.close()
-        again.close()
         active.kill()
-        # The vote; it waits for a worker that the service's own node has.
+        # This is the vote.
         assert pair.client().request("price", b"x", timeout=REPLY_S).frames == (b"x",)
         command, code, body = other.say(bytes(23) + b"l", late)
         assert (command, code) == (native.ERROR, ErrorCode.INVALID), "its epoch ended while it was on its way"
@@ -209,10 +214,8 @@ def test_an_order_is_carried_out_once_also_after_a_failover(pair: Pair) -> None:
         assert other.say(id_, order)[:2] == (native.ERROR, ErrorCode.INVALID)
         active.launch()
         active.wait_for_state("PASSIVE")
-        back = Sender(context, active, security)
+        back = reach(active)
         assert back.say(id_, order)[:2] == (native.ERROR, ErrorCode.INVALID), "at the run that came after"
-        other.close()
-        back.close()
     for node in pair.nodes:
         assert not any(each.paused for each in node.state().broker.services), "the pause ended with its run"
     await_order(pair, "chief", "service-pause", "order-repeated")
@@ -233,6 +236,7 @@ def test_a_command_that_names_an_epoch_that_is_over_is_refused(
 def test_a_node_takes_no_orders_from_elsewhere_unless_it_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(order_commands, "_ANSWER_S", REPLY_S)
     with Pair(tmp_path, is_secure=True, settings=CALM) as silent:
         assert silent.keys is not None
         silent.keys.add("chief", "operator", "orders")
