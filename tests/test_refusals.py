@@ -27,9 +27,7 @@ def test_each_entry_is_one_that_a_rule_of_the_broker_returns() -> None:
 
 def test_each_entry_says_what_to_do_and_only_a_lost_attempt_may_have_run() -> None:
     assert all(each.text and each.do for each in REFUSALS)
-    assert {each.reason for each in REFUSALS if each.may_have_run} == {
-        *("once-repeated", "order-repeated"),
-    }
+    assert {each.reason for each in REFUSALS if each.may_have_run} == {"once-repeated", "order-repeated"}
     assert not any(each.is_of_service and each.code for each in REFUSALS), "the caller's mistake"
 
 
