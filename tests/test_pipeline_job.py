@@ -29,6 +29,8 @@ from support.journals import AT_US, Run, write
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from bstar_pipeline.job import Summary
+
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 S = 1_000_000
@@ -434,3 +436,13 @@ def test_days_that_were_taken_out_do_not_come_back_with_files_that_are_sealed_la
     assert store.retain(local, str(root), DAYS[0]) == 0
     write(journals / "late.ndjson", _backup(0, "stock")[0].lines())
     assert job.run(local, [str(journals)], str(root)).made == ()
+
+
+def test_the_local_engine_does_not_note_in_which_line_of_python_an_operation_stands(
+    local: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PySpark would look for IPython at each of them, in vain: a third of the time of a small run."""
+    from pyspark.errors import utils
+
+    monkeypatch.setattr(utils, "_enable_debugging_cache", None)
+    assert not utils.is_debugging_enabled()

@@ -22,6 +22,11 @@ from pyspark.sql.connect import session as connect
 from bstar.errors import ConfigurationError
 
 _MODE = "SPARK_CONNECT_MODE_ENABLED"
+_SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    # Else each operation on a column looks for IPython, in vain, to note which line of Python it stands in.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+}
 _folders: WeakKeyDictionary[SparkSession, Path] = WeakKeyDictionary()
 
 
@@ -60,7 +65,9 @@ def local_session(app: str) -> Iterator[SparkSession]:
         host, port = server.listening_address
         builder = connect.SparkSession.builder.remote(f"sc://{host}:{port}").appName(app)
         with _connect_mode(), tempfile.TemporaryDirectory(prefix="bstar-pipeline-") as folder:
-            spark = cast("SparkSession", builder.config("spark.sql.session.timeZone", "UTC").create())
+            for key, value in _SETTINGS.items():
+                builder = builder.config(key, value)
+            spark = cast("SparkSession", builder.create())
             _folders[spark] = Path(folder)
             try:
                 yield spark
