@@ -82,7 +82,7 @@ def feed(folder: Path, number: int) -> None:
         write(folder / f"{run.name()}.part", run.lines()).rename(folder / run.name())
 
 
-def _told(tables: Snapshot) -> list[Made]:
+def _told(tables: Snapshot, database: duckdb.DuckDBPyConnection) -> list[Made]:
     """What the tables of a run hold, counted from their files."""
 
     def counts(name: str, key: str) -> dict[tuple[object, str], Counter[str]]:
@@ -91,7 +91,7 @@ def _told(tables: Snapshot) -> list[Made]:
             files = tables.files(name)
             rows = f"FROM read_parquet({files!r}, hive_partitioning = false)"
             query = f"SELECT day, pair, {key}, count(*) {rows} GROUP BY ALL"
-            for day, pair, what, count in duckdb.connect().execute(query).fetchall():
+            for day, pair, what, count in database.execute(query).fetchall():
                 found.setdefault((day, pair), Counter())[what] = count
         return found
 
@@ -120,10 +120,12 @@ class Reader(threading.Thread):
         self.seen: dict[str, Counter[str]] = {}
         self.looks = 0
         self.wrong: list[str] = []
+        # One for all looks: to make one takes longer than they do.
+        self._database = duckdb.connect(config={"threads": 1})
         self.is_over = threading.Event()
 
     def run(self) -> None:
-        while not self.is_over.wait(0.01):
+        while not self.is_over.wait(0.02):
             try:
                 self._look()
             except Exception as error:  # noqa: BLE001 - the test shows it
@@ -133,7 +135,7 @@ class Reader(threading.Thread):
         found = commits.current(Folder(self.root), str(self.root))
         if found is None:
             return
-        told = _told(Snapshot(str(self.root), found))
+        told = _told(Snapshot(str(self.root), found), self._database)
         if told != found.made:
             self.wrong.append(f"{found.run}: {told} is not {found.made}")
         self.looks += 1
