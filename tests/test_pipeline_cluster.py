@@ -17,7 +17,7 @@ from bstar_pipeline.ship import ARCHIVE, PROGRAM, ship
 from bstar_pipeline.tables import TABLES
 from sim import journals
 from sim.journals import JOURNAL, Incident, Scenario
-from support import cluster_calls, committed
+from support import committed
 from support.bulk_pair import SERVICE, bulk_pair
 from support.object_store import object_store, s3a_jars
 from support.spark_cluster import EXECUTORS, LIMIT_S, Cluster
@@ -26,6 +26,7 @@ from test_pipeline_incidents import sorted_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.loopback, pytest.mark.timeout(LIMIT_S + 60)]
 
+_CALLS, _ROWS = Path(__file__).with_name("support") / "cluster_calls.py", 400
 # The interpreter that the venv was made from: it has nothing installed that the project needs.
 _BARE_PYTHON = str(getattr(sys, "_base_executable", sys.executable))
 
@@ -136,8 +137,8 @@ def test_bulk_calls_run_in_two_executors_with_what_was_shipped(
     with bulk_pair() as bulk:
         done = cluster.submit(
             "calls",
-            Path(cluster_calls.__file__),
-            [str(out), SERVICE, *bulk.endpoints],
+            _CALLS,
+            [str(out), str(_ROWS), SERVICE, *bulk.endpoints],
             options=[
                 *("--archives", f"{shipped / ARCHIVE}#bstar"),
                 *("--conf", "spark.executorEnv.PYTHONPATH=bstar"),
@@ -148,10 +149,10 @@ def test_bulk_calls_run_in_two_executors_with_what_was_shipped(
         executions = bulk.executions()
     rows = json.loads(out.read_text())
     assert sorted(row[:3] for row in rows) == [
-        [number, f"row {number}"[::-1], "answered"] for number in range(cluster_calls.ROWS)
+        [number, f"row {number}"[::-1], "answered"] for number in range(_ROWS)
     ]
     assert set(executions.values()) == {1}
-    assert len(executions) == cluster_calls.ROWS
+    assert len(executions) == _ROWS
     assert len({row[3] for row in rows}) == EXECUTORS
     # Unpacked in the folder of each executor.
     assert len({row[4] for row in rows}) == EXECUTORS

@@ -26,13 +26,14 @@ from bstar import records
 from bstar_pipeline.tables import TABLES
 from sim.faults import Fault, Kind
 from sim.journals import INCIDENT_KINDS, START_US, Incident, Scenario
-from support import committed, connect_job
+from support import committed
 from support.plants import RULES, Planted, break_promises
 from support.spark_fixtures import need_java
 
 if TYPE_CHECKING:
     from support.planted_root import PlantedRoot
 
+_CONNECT_JOB = Path(__file__).with_name("support") / "connect_job.py"
 # It ends a hang; a busy machine takes its time.
 LIMIT_S = 1_800.0
 pytestmark = [pytest.mark.spark, pytest.mark.loopback, pytest.mark.timeout(LIMIT_S + 60)]
@@ -122,7 +123,7 @@ def test_spark_connect_comes_to_the_same_tables(
     need_java()
     root = tmp_path_factory.mktemp("connect") / "tables"
     done = subprocess.run(
-        [sys.executable, connect_job.__file__, str(root), *planted_root.journals],
+        [sys.executable, str(_CONNECT_JOB), str(root), *planted_root.journals],
         cwd=root.parent,
         env={**os.environ, "SPARK_TESTING": "1"},  # a free port; otherwise it is always 15002
         capture_output=True,

@@ -21,7 +21,6 @@ import pytest
 from bstar import records
 from bstar.errors import ConfigurationError
 from bstar_pipeline.commits import Folder, Part, open_snapshot
-from bstar_pipeline.job import Summary
 from bstar_pipeline.tables import TABLES
 from support import committed
 from support.journals import AT_US, Run, write
@@ -385,6 +384,8 @@ def test_the_job_tells_what_it_does(done: Done) -> None:
 def test_a_job_without_a_request_has_passed_nothing(
     requests: int, findings: dict[str, int], verdict: str
 ) -> None:
+    from bstar_pipeline.job import Summary
+
     summary = Summary("", "", 0, (), (), 1, requests, 0, {}, {}, {}, findings, "local", "Sail", (), 0.0)
     assert summary.verdict == verdict
 

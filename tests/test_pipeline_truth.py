@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.loopback]
 
-SCENES = {scene.pair: (scene, plot) for scene, plot in scenes.scenes()}
+every_pair = pytest.mark.parametrize("pair", scenes.PAIRS)
 # By how much a time may differ: a share of it, or a time.
 _SHARE, _ERROR_US = 0.05, 2_000
 _MONO_US = AT_US - 5_000_000
@@ -31,7 +31,7 @@ _MONO_US = AT_US - 5_000_000
 
 def plant(folder: Path) -> Path:
     """The journals of all scenes."""
-    for scene, _ in SCENES.values():
+    for scene, _ in scenes.all_scenes().values():
         for run in scene.runs:
             write(folder / run.name(), run.lines())
     return folder
@@ -52,14 +52,14 @@ def incidents(told: Told, pair: str) -> list[Any]:
     return [each for each in found if each.kind != "start" and each.began_at_us < last_us]
 
 
-@pytest.mark.parametrize("pair", SCENES)
+@every_pair
 def test_what_happened_is_found_and_nothing_else(told: Told, pair: str) -> None:
-    scene, plot = SCENES[pair]
+    scene, plot = scenes.all_scenes()[pair]
     kinds = plot.kinds if scene.has_calls or plot.without is None else plot.without
     assert tuple(each.kind for each in incidents(told, pair)) == kinds
 
 
-@pytest.mark.parametrize("pair", SCENES)
+@every_pair
 def test_outages_are_those_of_an_independent_reading(told: Told, pair: str) -> None:
     truth = [(began + _MONO_US, lasted) for began, lasted in told[1][pair].outages]
     found = [
@@ -73,7 +73,7 @@ def test_outages_are_those_of_an_independent_reading(told: Told, pair: str) -> N
         assert abs(began - true_began) <= max(_SHARE * true_lasted, _ERROR_US)
 
 
-@pytest.mark.parametrize("pair", SCENES)
+@every_pair
 def test_broken_promises_are_those_of_an_independent_reading(told: Told, pair: str) -> None:
     reading = told[1][pair]
     named = {
@@ -91,9 +91,9 @@ def test_broken_promises_are_those_of_an_independent_reading(told: Told, pair: s
     }
 
 
-@pytest.mark.parametrize("pair", SCENES)
+@every_pair
 def test_objectives_count_what_clients_saw_where_they_keep_journals(told: Told, pair: str) -> None:
-    scene, _ = SCENES[pair]
+    scene, _ = scenes.all_scenes()[pair]
     reading, rows = told[1][pair], told[0].rows("gold.objectives", pair)
     assert {row.counted for row in rows} == {"calls" if scene.has_calls else "requests"}
     if scene.has_calls:
@@ -131,7 +131,7 @@ def test_the_only_file_may_be_torn(tmp_path: Path) -> None:
     from bstar_pipeline import job
     from bstar_pipeline.engine import local_session
 
-    scene, _ = SCENES["whole-calls"]
+    scene, _ = scenes.all_scenes()["whole-calls"]
     path = write(tmp_path / scene.client.name(suffix=".ndjson.gz"), scene.client.lines())
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])

@@ -1,6 +1,6 @@
 """Submitted by test_pipeline_cluster: bulk calls, and where they ran.
 
-cluster_calls.py OUT SERVICE ENDPOINT…
+cluster_calls.py OUT ROWS SERVICE ENDPOINT…
 """
 
 import json
@@ -15,7 +15,6 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from bstar_pipeline import call
 
-ROWS = 400
 PARTS = 4
 
 
@@ -36,10 +35,10 @@ def whereabouts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         )
 
 
-def main(out: Path, service: str, endpoints: list[str]) -> None:
+def main(out: Path, count: int, service: str, endpoints: list[str]) -> None:
     """Call, and write one JSON array of rows."""
     spark = SparkSession.builder.appName("calls").getOrCreate()
-    rows = spark.range(0, ROWS, 1, PARTS).withColumn("body", F.concat(F.lit("row "), "id"))
+    rows = spark.range(0, count, 1, PARTS).withColumn("body", F.concat(F.lit("row "), "id"))
     answered = call(
         rows, service=service, endpoints=endpoints, body="body", key="id", window=8, timeout=120.0
     )
@@ -53,4 +52,4 @@ def main(out: Path, service: str, endpoints: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])

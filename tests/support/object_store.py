@@ -15,15 +15,13 @@ from shutil import rmtree
 from tempfile import mkdtemp
 
 import pyarrow.fs
-import pyspark
 import pytest
 
-from bstar_pipeline.session import find_java
+from support.spark_fixtures import spark_home
 
 # The SDK that a version of the connector was built with.
 _SDKS = {"3.5.0": "2.35.4"}
 _CACHE = Path(__file__).parents[2] / ".cache"
-_JARS = Path(pyspark.__file__).parent / "jars"
 _LIMIT_S = 900.0
 _REGION, _USER, _PASSWORD = "us-east-1", "user", "password"
 _BUCKET = "bstar"
@@ -36,9 +34,14 @@ _IVY = """<ivy-module version="2.0"><info organisation="bstar" module="s3a"/>
 <exclude org="software.amazon.awssdk" module="bundle"/></dependencies></ivy-module>"""
 
 
+def _jars(name: str) -> list[Path]:
+    """Spark's own of that name."""
+    return list((spark_home() / "jars").glob(f"{name}-[0-9]*.jar"))
+
+
 def s3a_jars() -> list[Path]:
     """The connector's jars, fetched if they are not in the cache. Skips the test if they cannot be had."""
-    (client,) = _JARS.glob("hadoop-client-api-*.jar")
+    (client,) = _jars("hadoop-client-api")
     hadoop = client.stem.rpartition("-")[2]
     folder = _CACHE / f"s3a-{hadoop}"
     if not folder.is_dir():
@@ -48,13 +51,13 @@ def s3a_jars() -> list[Path]:
 
 
 def _fetch(hadoop: str, folder: Path) -> None:
+    from bstar_pipeline.session import find_java
+
     _CACHE.mkdir(exist_ok=True)
     work = Path(mkdtemp(prefix="s3a-", dir=_CACHE))
     try:
         (work / "ivy.xml").write_text(_IVY.format(hadoop=hadoop, sdk=_SDKS[hadoop]))
-        path = ":".join(
-            str(jar) for name in ("ivy", "commons-cli") for jar in _JARS.glob(f"{name}-[0-9]*.jar")
-        )
+        path = ":".join(str(jar) for name in ("ivy", "commons-cli") for jar in _jars(name))
         done = subprocess.run(
             [
                 *(find_java(), "-cp", path, "org.apache.ivy.Main", "-ivy", str(work / "ivy.xml")),

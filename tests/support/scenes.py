@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 from bstar import records
@@ -391,11 +392,18 @@ _SCENES = {
 }
 
 
-def scenes() -> Iterator[tuple[Scene, Plot]]:
-    """Each scene twice: with its clients' journals, and without."""
-    for name, plot in _SCENES.items():
-        for has_calls in (True, False):
-            scene = Scene(f"{name}-{'calls' if has_calls else 'nodes'}", has_calls=has_calls)
-            plot.play(scene)
-            scene.end()
-            yield scene, plot
+# Each scene twice: with its clients' journals, and without.
+PAIRS = [f"{name}-{journals}" for name in _SCENES for journals in ("calls", "nodes")]
+
+
+@cache
+def all_scenes() -> dict[str, tuple[Scene, Plot]]:
+    """Played, by the pair."""
+    played = {}
+    for pair in PAIRS:
+        name, _, journals = pair.rpartition("-")
+        scene = Scene(pair, has_calls=journals == "calls")
+        _SCENES[name].play(scene)
+        scene.end()
+        played[pair] = scene, _SCENES[name]
+    return played

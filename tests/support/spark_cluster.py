@@ -15,11 +15,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyspark
-
 from bstar_pipeline.amounts import SMALL_JVM
 from pipeline.events import SETTINGS, Application, read
 from support.spark_fixtures import SETTINGS as QUICK
+from support.spark_fixtures import spark_home
 
 EXECUTORS = 2
 # Starting three JVMs takes a loaded machine its time.
@@ -44,7 +43,7 @@ class Cluster:
         self._home = folder / "home"
         self._home.mkdir(parents=True)
         # Executors work in a folder of the Spark home; the installed one is not for that.
-        for entry in Path(pyspark.__file__).parent.iterdir():
+        for entry in spark_home().iterdir():
             if entry.name != "work":
                 (self._home / entry.name).symlink_to(entry)
 

@@ -30,6 +30,13 @@ SETTINGS = {
 """For small data on a small machine that nobody else should reach."""
 
 
+def spark_home() -> Path:
+    """Where Spark is installed."""
+    import pyspark
+
+    return Path(pyspark.__file__).parent
+
+
 def need_java() -> None:
     """Skip the test if there is no Java that Spark can use; in CI, fail."""
     from bstar_pipeline.session import find_java
