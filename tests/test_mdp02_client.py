@@ -17,7 +17,7 @@ from bstar.errors import (
 )
 from bstar_client.core.calls import Call
 from bstar_client.core.events import FailedOver
-from bstar_client.core.plain.mdp02_session import Mdp02Session
+from bstar_client.core.plain.attempt_session import Mdp02Session
 from bstar_client.core.session_settings import SessionSettings
 from support.client_outputs import ClientOutputs
 

@@ -16,7 +16,7 @@ from bstar_client.core.counters import Counters
 from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.native.session import Session
 from bstar_client.core.outputs import Deliver, DeliverAll, Fail, Output, Reset, Send
-from bstar_client.core.plain.mdp02_session import Mdp02Session
+from bstar_client.core.plain.attempt_session import Mdp02Session
 from bstar_client.core.session_settings import SessionSettings
 from sim.dialects import ONE_REPLY, Dialect, body_of, from_wire, to_wire
 from sim.network import Frames, Link, LinkOwner

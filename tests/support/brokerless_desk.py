@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bstar.errors import BstarError
-from bstar_client.calls.brokerless import PlainSession
 from bstar_client.core.calls import Call, Reply
+from bstar_client.core.plain.attempt_session import PlainSession
 from bstar_client.core.plain.flp_session import FlpSession
 from bstar_client.core.plain.numbered_session import NumberedSession
 from bstar_client.core.plain.shotgun_session import ShotgunSession

@@ -22,12 +22,7 @@ Frames = list[bytes]
 
 
 class Plain:
-    """What a REQ sends and gets, delimiter included: Lazy Pirate and Freelance model 1.
-
-    ``is_fresh``: such a reply has no number, so each request needs a connection of its own.
-    """
-
-    is_fresh = True
+    """What a REQ sends and gets, delimiter included: Lazy Pirate and Freelance model 1."""
 
     def encode_request(self, service: bytes, body: Frames) -> Frames:
         """A request; nothing names a service."""

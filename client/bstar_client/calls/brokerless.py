@@ -11,7 +11,6 @@ import zmq
 
 from bstar.errors import ConfigurationError, LocalProtocolError
 from bstar.security import Security
-from bstar.wire.brokerless import PLAIN
 from bstar_client.arguments.bodies import to_frames
 from bstar_client.arguments.checks import check_function, check_shared, to_count, to_seconds, to_timeout
 from bstar_client.arguments.settings import ClientSettings, LinkSettings, secured
@@ -20,7 +19,7 @@ from bstar_client.calls.requests import DEFAULT, Timeout
 from bstar_client.core.calls import Ask, Asked, Call
 from bstar_client.core.events import Event
 from bstar_client.core.outputs import ClientCore
-from bstar_client.core.plain.attempt_session import AttemptSession
+from bstar_client.core.plain.attempt_session import PlainSession
 from bstar_client.core.plain.flp_session import FlpSession
 from bstar_client.core.plain.shotgun_session import ShotgunSession
 from bstar_client.core.session_settings import SessionSettings
@@ -41,12 +40,6 @@ class Shared(TypedDict, total=False):
     link: LinkSettings | None
     security: Security | None
     context: "zmq.Context[zmq.Socket[bytes]] | None"
-
-
-class PlainSession(AttemptSession):
-    """One client of servers that answer REQ. See ``ClientCore``."""
-
-    codec = PLAIN
 
 
 class Brokerless(ClientBase):

@@ -29,7 +29,7 @@ from bstar_client.core.events import Event
 from bstar_client.core.figures import ClientFigures
 from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.native.session import Session
-from bstar_client.core.plain.mdp02_session import Mdp02Session
+from bstar_client.core.plain.attempt_session import Mdp02Session
 from bstar_client.core.session_settings import SessionSettings
 
 if TYPE_CHECKING:

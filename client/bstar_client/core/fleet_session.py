@@ -17,7 +17,7 @@ from bstar_client.core.calls import Call
 from bstar_client.core.counters import Counters
 from bstar_client.core.native.session import Session
 from bstar_client.core.outputs import Fail, Output, Reset, Send
-from bstar_client.core.plain.mdp02_session import Mdp02Session
+from bstar_client.core.plain.attempt_session import Mdp02Session
 
 
 class FleetSession:

@@ -5,7 +5,7 @@ a client of plain ``BinaryStar`` servers. Each has its ``Codec``, and ``SessionS
 
 A reply without a number says nothing about the request it answers. So when a reply could come that no call
 waits for (an attempt timed out, a caller gave up), the session opens a new socket to the node. The late reply
-then goes to an address that does not exist (MDP2-R-03, LPP-C-02). ``Codec.is_fresh``: it opens a new socket
+then goes to an address that does not exist (MDP2-R-03, LPP-C-02). ``is_fresh``: it opens a new socket
 after each reply, too, so that a server's second reply to a request reaches no call (LPP-C-04).
 
 After a timeout or a broken connection the session goes to the next endpoint, waits for the settle delay and
@@ -22,7 +22,8 @@ from typing import ClassVar, Protocol
 
 from bstar.base.deadlines import Deadlines
 from bstar.errors import BstarError, RemoteProtocolError
-from bstar.wire.mdp import ClientReply
+from bstar.wire.brokerless import PLAIN
+from bstar.wire.mdp import MDP02, ClientReply
 from bstar_client.core.call_errors import (
     INTERRUPTED,
     already_closed,
@@ -47,11 +48,6 @@ from bstar_client.core.session_settings import SessionSettings
 class Codec(Protocol):
     """The frames of a protocol in which one request at a time is under way."""
 
-    @property
-    def is_fresh(self) -> bool:
-        """True if each request needs a socket of its own."""
-        ...
-
     def encode_request(self, service: bytes, body: list[bytes]) -> list[bytes]:
         """A request."""
         ...
@@ -62,9 +58,12 @@ class Codec(Protocol):
 
 
 class AttemptSession:
-    """One client that asks one node at a time. See ``ClientCore``. A subclass has the codec."""
+    """One client that asks one node at a time. See ``ClientCore``. A subclass has the codec, and says whether
+    each request needs a socket of its own.
+    """
 
     codec: ClassVar[Codec]
+    is_fresh: ClassVar[bool]
 
     def __init__(
         self,
@@ -226,7 +225,7 @@ class AttemptSession:
             elapsed_s = now - call.begun_at
             final = Reply(body, tuple(call.partials), index, call.attempts, 0, endpoint, True, elapsed_s)
             outputs.append(Deliver(call, final))
-            if self.codec.is_fresh:
+            if self.is_fresh:
                 self._reset(node, outputs)
             self._begin_next(outputs, now)
             return outputs
@@ -401,3 +400,19 @@ class AttemptSession:
         self.counters.failures += 1
         call.is_done = True
         outputs.append(Fail(call, error))
+
+
+class PlainSession(AttemptSession):
+    """One client of servers that answer REQ: nothing in a reply says which request it answers."""
+
+    codec = PLAIN
+    is_fresh = True
+
+
+class Mdp02Session(AttemptSession):
+    """One client of plain MDP/0.2 (18/MDP), in the order of the guide's Binary Star client: BST-C-01..04,
+    MDP2-C-01..04. A reply names its service, and a broker sends one FINAL, so its socket serves on.
+    """
+
+    codec = MDP02
+    is_fresh = False
