@@ -266,6 +266,15 @@ def test_unknown_paths_and_methods_have_the_same_form() -> None:
     in_memory(check)
 
 
+def test_the_group_of_a_submit_is_the_one_of_its_header() -> None:
+    async def check(stand: Stand) -> None:
+        answer = await stand.http.post("/submit/echo", headers={"Bstar-Group": "x" * 129})
+        assert failure(answer) == (400, "bad-request", False)
+        assert "a group's name has 1 to 128 characters" in answer.json()["text"]
+
+    in_memory(check)
+
+
 @pytest.mark.parametrize("service", ["mmi.state", "store.submit", "titanic.request"])
 def test_the_brokers_own_services_cannot_be_called(service: str) -> None:
     async def check(stand: Stand) -> None:
