@@ -261,6 +261,33 @@ def test_the_operation_that_is_the_vote_waits_until_the_store_leads(solo: SoloSt
     assert reply.body == [b"200", b"HELLO"]
 
 
+@requirement("TSP-C-02")
+def test_the_operation_that_is_the_vote_waits_until_the_majority_is_won_and_the_store_leads() -> None:
+    solo = SoloStore(has_arbiter=True)
+    client = Client(solo, "MDP/0.1")
+    solo.step_down()
+    solo.miss_peer()
+    assert solo.say(*client.codec.encode_request(REQUEST, [b"echo", b"hello"]), sender=b"plain") == []
+    assert not solo.node.is_active
+    before = len(solo.sent)
+    solo.grant()
+    [reply] = client.told(solo.sent[before:])
+    assert reply.body[0] == b"200"
+    assert len(solo.table.records) == 1
+
+
+def test_an_operation_that_no_majority_follows_is_forgotten() -> None:
+    solo = SoloStore(has_arbiter=True)
+    solo.step_down()
+    solo.miss_peer()
+    assert solo.say(*MDP01.encode_request(REQUEST, [b"echo", b"hello"]), sender=b"plain") == []
+    solo.miss_peer()
+    assert solo.node.state(solo.now).broker.drops["not-active"] == 1
+    assert solo.say(*MDP01.encode_request(REQUEST, [b"echo", b"again"]), sender=b"plain") == []
+    solo.grant()
+    assert len(solo.table.records) == 1
+
+
 def test_only_so_many_operations_wait_for_the_store(solo: SoloStore) -> None:
     client = Client(solo, "MDP/0.2")
     solo.step_down()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bstar.star import (
+    ArbiterAnswer,
     Leave,
     PauseTakeovers,
     PeerMessage,
@@ -19,12 +20,14 @@ from bstar.star import (
     Tick,
 )
 from bstar.wire import native
+from bstar.wire.arbiter import Answer
 from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Dispatch, Node, Output, Send
 from bstar_broker.core.parting import FAREWELL_S
 from support.desk import Desk
 
 CLIENT = b"client"
+ARBITER = "tcp://127.0.0.1:5010"
 REQUEST = native.encode_request(bytes(range(24)), b"echo", [b"x"], ttl_ms=0, epoch=0, is_repeated=False)
 
 
@@ -248,6 +251,58 @@ def test_plain_requests_wait_for_three_failover_timeouts_while_nobody_serves(nod
     assert node.state(11.1).broker.queued == 1, "what was there before keeps its own time"
     ask(node, b"fourth", 11.2)
     assert node.state(11.2).broker.drops["not-active"] == 1
+
+
+@pytest.fixture
+def standby() -> Node:
+    """A passive node with an arbiter and a plain worker; its peer has been silent for a failover timeout."""
+    settings = StarSettings(pair="test", role=Role.PRIMARY, arbiter=ARBITER)
+    machine = StarMachine(settings, node="we", epoch=0, now=0.0)
+    made = Node(machine, BrokerSettings(), node_id=bytes(16), drain_timeout_s=5.0, version="test", now=0.0)
+    made.step(PeerMessage(word(1, 3, epoch=1, arbiter=ARBITER)), 3.0)
+    made.receive_frames([*WORKER, b"\x01", b"echo"], 3.0)
+    tick_until(made, 3.0, 5.2)
+    return made
+
+
+def grant(node: Node, outputs: list[Output], now: float) -> list[bytes]:
+    """The arbiter grants the claim that was said last; the clients whose requests go to the worker."""
+    claim = [output.message.seq for output in outputs if isinstance(output, Publish)][-1]
+    assert claim is not None
+    return given(node.step(ArbiterAnswer(Answer("we", claim, is_granted=True)), now))
+
+
+def test_the_vote_of_a_plain_client_waits_until_the_majority_is_won(standby: Node) -> None:
+    """Its client knows one node after the other: dropped, a failover would cost it two timeouts."""
+    outputs = standby.receive_frames([b"first", b"MDPC02", b"\x01", b"echo", b"x"], 5.2)
+    assert frames_of(outputs) == []
+    ask(standby, b"second", 5.25)
+    assert grant(standby, outputs, 5.3) == [b"first"]
+    assert standby.state(5.3).broker.queued == 1
+    assert standby.state(5.3).broker.drops == {}
+
+
+def test_a_vote_that_no_majority_follows_waits_for_three_failover_timeouts(standby: Node) -> None:
+    ask(standby, b"first", 5.2)
+    tick_until(standby, 5.2, 11.1)
+    assert standby.state(11.1).broker.queued == 1
+    tick_until(standby, 11.1, 11.3)
+    assert standby.state(11.3).broker.queued == 0
+    ask(standby, b"second", 11.4)
+    standby.receive_frames([*WORKER, b"\x01", b"echo"], 11.4)
+    assert grant(standby, tick_until(standby, 11.4, 12.6), 12.6) == [b"second"]
+
+
+def test_a_vote_is_dropped_when_the_silent_peer_serves_after_all(standby: Node) -> None:
+    ask(standby, b"first", 5.2)
+    standby.step(PeerMessage(word(2, 3, epoch=1, arbiter=ARBITER, claims=True)), 5.3)
+    assert standby.state(5.3).broker.queued == 0
+    assert ask(standby, b"second", 5.4) == []
+    assert standby.state(5.4).broker.queued == 0
+    # Another outage is another wait.
+    tick_until(standby, 5.4, 8.0)
+    ask(standby, b"third", 8.0)
+    assert standby.state(8.0).broker.queued == 1
 
 
 def test_what_waits_at_a_node_that_was_away_keeps_the_bounds_of_a_queue() -> None:

@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
-from bstar.star import PeerMessage, Role, StarMachine, StarSettings, Tick
+from bstar.star import ArbiterAnswer, PeerMessage, Publish, Role, StarMachine, StarSettings, Tick
 from bstar.wire import durable, native
+from bstar.wire.arbiter import Answer
 from bstar.wire.durable import Service
 from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Output, Send, StoreOutput
@@ -160,9 +161,12 @@ class SoloStore(PlayedDisk):
         self,
         settings: StoreSettings | None = None,
         make_fronts: Callable[[Inlet], Sequence[Front]] = lambda inlet: [],
+        has_arbiter: bool = False,
         **limits: Any,
     ) -> None:
         self.now = 0.0
+        # The number of the last state message, by which a claim asks.
+        self._said = 0
         # How far the wall clock is ahead of the node's own.
         self.skipped_ms = 0
         super().__init__([])
@@ -175,7 +179,9 @@ class SoloStore(PlayedDisk):
         self._waiting: deque[StoreOutput] = deque()
         self._numbers = 0
         self.replica = PlayedReplica()
-        machine = StarMachine(StarSettings(pair="test", role=Role.PRIMARY), node="we", epoch=0, now=0.0)
+        self._arbiter = "tcp://127.0.0.1:5010" if has_arbiter else ""
+        star = StarSettings(pair="test", role=Role.PRIMARY, arbiter=self._arbiter)
+        machine = StarMachine(star, node="we", epoch=0, now=0.0)
         self.node = FrontedNode(
             machine,
             BrokerSettings(**limits),
@@ -196,6 +202,8 @@ class SoloStore(PlayedDisk):
         self.hear(Opened(None, START, 1, 0, 0, [], self.table.totals, {}))
         self._peer(1, 2)
         self._peer(2, 4)
+        if has_arbiter:
+            self.grant()
         assert self.node.is_active
 
     def wall_ms(self) -> int:
@@ -206,7 +214,17 @@ class SoloStore(PlayedDisk):
         return self._numbers.to_bytes(count, "big")
 
     def _peer(self, seq: int, state: int, epoch: int = 0) -> None:
-        said = PeerState(state, "test", "backup", "they", seq, epoch, heartbeat_ms=1000, timeout_ms=2000)
+        said = PeerState(
+            state,
+            "test",
+            "backup",
+            "they",
+            seq,
+            epoch,
+            heartbeat_ms=1000,
+            timeout_ms=2000,
+            arbiter=self._arbiter,
+        )
         self.carry_out(self.node.step(PeerMessage(said), self.now))
 
     # --- the world ------------------------------------------------------------------------------------------
@@ -231,6 +249,11 @@ class SoloStore(PlayedDisk):
             self.now += 0.25
             self.carry_out(self.node.step(Tick(), self.now))
 
+    def grant(self) -> None:
+        """The arbiter grants the claim that is under way."""
+        answer = ArbiterAnswer(Answer("we", self._said, is_granted=True))
+        self.carry_out(self.node.step(answer, self.now))
+
     def hear(self, given: StoreInput) -> None:
         self.carry_out(self.node.hear_store(given, self.now))
 
@@ -254,6 +277,8 @@ class SoloStore(PlayedDisk):
                 self.left.append(output)
             elif isinstance(output, Notice):
                 self.notices.append(output.text)
+            elif isinstance(output, Publish):
+                self._said = output.message.seq or 0
             elif isinstance(output, StoreOutput):
                 self._waiting.append(output)
         if not self.is_held:

@@ -213,8 +213,7 @@ class Broker:
         if not ledger.is_serving:
             return []
         ledger.is_serving = False
-        ledger.is_suspended = True
-        ledger.suspended_at = now
+        self.suspend(now)
         outputs: list[Output] = []
         self._endings.return_queued(lambda request: request.codec.gets_not_active, now, outputs)
         status = ledger.status(now)
@@ -225,6 +224,11 @@ class Broker:
                     self._endings.give_back(request, status, True, outputs, now)
                     request.is_abandoned = True
         return outputs
+
+    def suspend(self, now: float) -> None:
+        """No node is known to serve, and this one may soon: from now on plain requests may wait here."""
+        self.ledger.is_suspended = True
+        self.ledger.suspended_at = now
 
     def may_wait(self, request: messages.Request) -> bool:
         """True if this request may wait at a node that does not serve: no node is known to serve, and its

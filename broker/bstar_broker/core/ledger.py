@@ -46,7 +46,7 @@ class Ledger:
         self.is_serving = False
         # No worker gets another request: this node is about to stop.
         self.is_draining = False
-        # This node stopped serving, at ``suspended_at``, and no other node is known to serve.
+        # No node is known to serve, and this one may soon: plain requests wait, since ``suspended_at``.
         self.is_suspended = False
         self.suspended_at = now
         self.services = ServiceTable(settings.service_ttl_s, now)

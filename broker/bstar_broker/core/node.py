@@ -73,10 +73,13 @@ _REPORTED_MAX = 5
 # A batch of management requests is answered up to here, some 40 snapshots of 1,000 services: a few
 # milliseconds for the copies. Its client sends the others again.
 _ANSWERS_BYTES_MAX = 16 << 20
-# What plain clients ask a node that has stepped down waits for so many failover timeouts: one until the peer
+# What plain clients ask a node that may serve soon waits for so many failover timeouts: one until the peer
 # has answered or is silent, one until a claimed majority is free, one to spare. Their clients send it again
 # (published ones after 2.5 s), so a request that waits for longer would be executed twice.
 _WAIT_TIMEOUTS = 3
+# Durable operations that wait so, and the bytes of their bodies. A failover has one of each client.
+_EARLY_MAX = 1_000
+_EARLY_BYTES_MAX = 4 << 20
 
 
 class Node:
@@ -128,6 +131,8 @@ class Node:
         # Until when plain requests may wait here while no node serves, and whether one does.
         self._waits_until = now
         self._has_votes = False
+        # Durable operations of plain clients that wait so, with the user ids of their connections.
+        self._early: list[tuple[Request, str]] = []
         self.management = Management(ledger, self.state)
         self._findings = Findings()
         self._version = version
@@ -288,9 +293,11 @@ class Node:
         if now >= self.machine.serve_until:
             outputs += self._expand(self.machine.step(Vote(), now), now)
             if now >= self.machine.serve_until:
-                if now < self._waits_until and not is_own and self.broker.may_wait(message):
-                    self._has_votes = True
-                    return outputs + self.broker.receive(message, now)
+                if self._lets_wait(message, now):
+                    if not is_own:
+                        return outputs + self.broker.receive(message, now)
+                    self._early.append((message, user_id))
+                    return outputs
                 self._note_refused(message, now)
                 outputs += self.broker.refuse(message, now)
                 return outputs
@@ -300,6 +307,22 @@ class Node:
         if is_own:
             return outputs + self._keep(message, now, user_id)
         return outputs + self.broker.receive(message, now)
+
+    def _lets_wait(self, message: Request, now: float) -> bool:
+        """True if a plain client's vote waits here: this node has stepped down, or claims the majority."""
+        is_over = now >= self._waits_until or not self.broker.ledger.is_suspended
+        if is_over and not self._has_votes and self.machine.is_claiming(now):
+            self.broker.suspend(now)
+            self._waits_until = now + _WAIT_TIMEOUTS * self.machine.peer.pace.silence_s
+            is_over = False
+        if is_over or not self.broker.may_wait(message):
+            return False
+        if message.service.startswith(self._reserved):
+            early_bytes = sum(len(frame) for each, _ in [*self._early, (message, "")] for frame in each.body)
+            if self.store is None or len(self._early) >= _EARLY_MAX or early_bytes > _EARLY_BYTES_MAX:
+                return False
+        self._has_votes = True
+        return True
 
     def _receive_directed(self, message: Directed, now: float, user_id: str) -> list[Output]:
         if message.service.startswith(self._reserved):
@@ -474,6 +497,7 @@ class Node:
             outputs += self._expand(self.machine.step(Vote(), now), now)
         if self._has_votes and ledger.is_suspended and now >= self._waits_until:
             self._has_votes = False
+            self._drop_early()
             outputs += self.broker.release_late(now)
         return outputs
 
@@ -543,6 +567,9 @@ class Node:
                 expanded += self.broker.resume(now)
                 if self.store is not None:
                     expanded += self.store.lead(output.epoch, now)
+                    for message, user_id in self._early:
+                        expanded += self._keep(message, now, user_id)
+                    self._early.clear()
             elif type(output) is Deactivated:
                 self._waits_until = now + _WAIT_TIMEOUTS * self.machine.peer.pace.silence_s
                 self._has_votes = False
@@ -553,7 +580,14 @@ class Node:
             self.machine.hears_active_peer(now) or self.machine.is_leaving
         ):
             expanded += self.broker.release(now)
+            self._has_votes = False
+            self._drop_early()
         return expanded
+
+    def _drop_early(self) -> None:
+        for _ in self._early:
+            self.broker.ledger.drop("not-active")
+        self._early.clear()
 
     # --- for people and monitors ----------------------------------------------------------------------------
 

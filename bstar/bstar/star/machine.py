@@ -614,6 +614,10 @@ class StarMachine:
             outputs += self._publish(now)
         return outputs
 
+    def is_claiming(self, now: float) -> bool:
+        """True if this node has a reason to serve and waits for the majority."""
+        return not self.is_active and self.quorum is not None and now < self.quorum.wanted_until
+
     # --- the rules ------------------------------------------------------------------------------------------
 
     def _facts(self, now: float, message: PeerState | None = None, *, is_hearsay: bool = False) -> Facts:
