@@ -15,7 +15,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from bstar_client import HAClient
+from bstar_cli import exits
+from bstar_client import CallFuture, HAClient, Reply
 from bstar_testing import Pair, wait_until
 from support.waiting import LIMIT_S
 
@@ -60,9 +61,9 @@ def write(folder: Path, pair: Pair, word: str = "one") -> None:
 
 
 @contextmanager
-def running(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """The command in a folder; its log is the file ``log``."""
-    command = [sys.executable, "-m", "bstar_cli", "run", "shop:app", *options]
+def running(folder: Path, *options: str, before: Iterable[str] = ()) -> Iterator[subprocess.Popen[str]]:
+    """The command in a folder; its log is the file ``log``. ``before`` starts it."""
+    command = [*before, sys.executable, "-m", "bstar_cli", "run", "shop:app", *options]
     with (
         (folder / "log").open("w") as log,
         subprocess.Popen(command, cwd=folder, stderr=log, text=True) as process,
@@ -186,6 +187,84 @@ def test_no_process_outlives_a_parent_that_is_killed(pair: Pair, tmp_path: Path)
         both = serving(client, 2)
         process.kill()
         wait_gone(both)
+
+
+SLOW = """
+import pathlib
+import time
+
+
+@app.service("slow")
+def slow(request: Request) -> bytes:
+    pathlib.Path("begun").touch()
+    while not pathlib.Path("go").exists():
+        time.sleep(0.01)
+    return b"done"
+"""
+
+
+@contextmanager
+def busy(folder: Path, pair: Pair) -> Iterator[tuple[subprocess.Popen[str], CallFuture[Reply]]]:
+    """The command with two processes, one of which executes a request until the file ``go`` is there."""
+    write(folder, pair)
+    with (folder / "shop.py").open("a") as shop:
+        shop.write(SLOW)
+    with running(folder, "--processes", "2") as process, HAClient(pair.endpoints, timeout=LIMIT_S) as client:
+        call = client.begin("slow", b"")
+        wait_until((folder / "begun").exists, "the request is executed", limit_s=LIMIT_S)
+        yield process, call
+
+
+def test_sigterm_lets_a_request_that_is_executed_finish(pair: Pair, tmp_path: Path) -> None:
+    with busy(tmp_path, pair) as (process, call):
+        process.send_signal(signal.SIGTERM)
+        logged(tmp_path, "stopping")
+        assert process.poll() is None
+        (tmp_path / "go").touch()
+        assert call.result(LIMIT_S).body == b"done"
+        assert process.wait(LIMIT_S) == 0
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_all_at_once(pair: Pair, tmp_path: Path, second: signal.Signals) -> None:
+    with busy(tmp_path, pair) as (process, call):
+        process.send_signal(signal.SIGTERM)
+        logged(tmp_path, "stopping")
+        process.send_signal(second)
+        assert process.wait(LIMIT_S) == exits.INTERRUPTED
+        assert not call.done()
+        (tmp_path / "go").touch()  # a process that outlived it would answer now
+        call.cancel()
+
+
+ORPHAN = """
+import pathlib
+import subprocess
+
+
+@app.service("orphan")
+def orphan(request: Request) -> bytes:
+    return subprocess.check_output(["sh", "-c", "sleep 0.2 >/dev/null & echo $!"])
+
+
+@app.service("is there")
+def is_there(request: Request) -> bytes:
+    return b"%d" % pathlib.Path("/proc", request.body.decode()).exists()
+"""
+
+
+def test_as_the_first_process_of_a_container_it_buries_what_others_leave_behind(
+    pair: Pair, tmp_path: Path
+) -> None:
+    alone = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    if subprocess.run([*alone, "true"], stderr=subprocess.DEVNULL, check=False).returncode:
+        pytest.skip("this user may make no namespaces")
+    write(tmp_path, pair)
+    with (tmp_path / "shop.py").open("a") as shop:
+        shop.write(ORPHAN)
+    with running(tmp_path, before=alone), HAClient(pair.endpoints, timeout=LIMIT_S) as client:
+        orphan = client.request("orphan", b"").body.strip()
+        wait_until(lambda: client.request("is there", orphan).body == b"0", "it is buried", limit_s=LIMIT_S)
 
 
 def test_one_page_has_the_metrics_of_all_processes(pair: Pair, tmp_path: Path) -> None:
