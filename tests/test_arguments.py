@@ -224,7 +224,7 @@ SHARED: list[tuple[dict[str, Any], type[BaseException]]] = [
     ({"pins": 5}, TypeError),
     ({"pins": {"a": 5}}, TypeError),
     ({"pins": {5: "a"}}, TypeError),
-    ({"dialect": "mdp01"}, ConfigurationError),
+    ({"dialect": "mdp03"}, ConfigurationError),
     ({"dialect": 5}, ConfigurationError),
     ({"link": 5}, TypeError),
     ({"link": LinkSettings}, TypeError),

@@ -17,7 +17,7 @@ from bstar.errors import (
 )
 from bstar_client.core.calls import Call
 from bstar_client.core.events import FailedOver
-from bstar_client.core.plain.attempt_session import Mdp02Session
+from bstar_client.core.plain.attempt_session import AttemptSession, Mdp01Session, Mdp02Session
 from bstar_client.core.session_settings import SessionSettings
 from support.client_outputs import ClientOutputs
 
@@ -33,7 +33,7 @@ class Desk(ClientOutputs):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.session = Mdp02Session(ENDPOINTS, now=self.now, settings=self.options)
+        self.session: AttemptSession = Mdp02Session(ENDPOINTS, now=self.now, settings=self.options)
 
     def call(
         self,
@@ -261,6 +261,22 @@ def test_a_reply_of_another_header_or_service_is_ignored_and_the_wait_goes_on(de
     assert desk.session.counters.replies_unmatched == 1
     desk.final(0)
     assert len(desk.replies) == 1
+
+
+@pytest.mark.requirement("MDP1-C-01")
+@pytest.mark.requirement("MDP1-C-03")
+def test_the_same_session_speaks_mdp01(desk: Desk) -> None:
+    desk.session = Mdp01Session(ENDPOINTS, now=desk.now)
+    desk.connect(0)
+    desk.call()
+    assert desk.sent[-1] == (0, [b"", b"MDPC01", b"echo", b"x"])
+    desk.hear(0, b"", b"MDPC02", b"echo", b"no")
+    desk.hear(0, b"", b"MDPC01", b"echo")
+    desk.hear(0, b"", b"MDPC01", b"other", b"no")
+    assert desk.replies == []
+    desk.hear(0, b"", b"MDPC01", b"echo", b"yes", b"")
+    [(_, reply)] = desk.replies
+    assert reply.frames == (b"yes", b"")
 
 
 def test_a_reply_while_idle_is_ignored(desk: Desk) -> None:

@@ -2,58 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
 
-from bstar_client.core.outputs import Send
-from bstar_client.core.worker.dialects import Job, Mdp02Worker
 from bstar_client.core.worker.jobs import WorkerLimits
-from bstar_client.core.worker.outputs import Begin, Close, Ended, Lost, Open, Registered, WorkerOutput
-from bstar_client.core.worker.session import WorkerCore
+from bstar_client.core.worker.outputs import Close, Ended, Lost, Open, Registered
+from support.worker_bench import ADDRESS, Bench
 
 READY = [b"MDPW02", b"\x01", b"echo"]
 HEARTBEAT = [b"MDPW02", b"\x05"]
 DISCONNECT = [b"MDPW02", b"\x06"]
-ADDRESS = b"\x00\x01\x02\x03\x04"
-
-
-@dataclass
-class Bench:
-    """One worker and its broker's side of the conversation, heartbeat 1 s and three of them missed."""
-
-    options: WorkerLimits = field(default_factory=WorkerLimits)
-    endpoints: tuple[str, ...] = ("tcp://broker",)
-    now: float = 100.0
-
-    def __post_init__(self) -> None:
-        self.core = WorkerCore(
-            self.endpoints, b"echo", Mdp02Worker(1.0, 3.0), jitter=lambda: 0.5, limits=self.options
-        )
-        self.log: list[WorkerOutput] = []
-
-    def take(self, outputs: list[WorkerOutput]) -> None:
-        self.log += outputs
-
-    def connect(self, node: int = 0) -> None:
-        self.take(self.core.connected(node, self.now))
-
-    def hear(self, *frames: bytes, node: int = 0) -> None:
-        self.take(self.core.receive(node, list(frames), self.now))
-
-    def request(self, address: bytes = ADDRESS) -> Job:
-        self.hear(b"MDPW02", b"\x02", address, b"", b"body")
-        return [job for output in self.log if isinstance(output, Begin) for job in output.jobs][-1]
-
-    def wait(self, seconds: float) -> None:
-        until = self.now + seconds
-        while (due := self.core.next_deadline()) is not None and due <= until:
-            self.now = max(self.now, due)
-            self.take(self.core.handle_timer(self.now))
-        self.now = until
-
-    def sent(self, node: int = 0) -> list[list[bytes]]:
-        return [output.frames for output in self.log if isinstance(output, Send) and output.node == node]
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bstar_broker.core.snapshot import FrontState, NodeState
-from bstar_client import HAClient, Worker
+from bstar_client import HAClient, LazyPirateClient, Worker
+from bstar_client.arguments.settings import WorkerProtocol
 from support.brokers import Broker, BrokerPair
 from support.pirate_sockets import LazyPirate, ParanoidWorkerThread, SimpleWorkerThread
 from support.waiting import LIMIT_S
@@ -50,6 +51,19 @@ def test_both_kinds_of_workers_serve_published_clients(pair: BrokerPair) -> None
     with ParanoidWorkerThread(primary), LazyPirate(pair.doors(CLIENTS), timeout_s=LIMIT_S) as client:
         for body in BODIES:
             assert client.ask(*body, is_correlated=True) == body
+
+
+@pytest.mark.parametrize("dialect", ["ppp", "spp"])
+def test_one_pirate_worker_of_ours_serves_at_both_nodes(pair: BrokerPair, dialect: WorkerProtocol) -> None:
+    with (
+        Worker(pair.doors(WORKERS), "pirates", lambda request: list(request.frames), dialect=dialect),
+        LazyPirateClient(pair.doors(CLIENTS), timeout=LIMIT_S / 10, attempts=10) as client,
+    ):
+        for body in BODIES:
+            assert list(client.request(body).frames) == body
+        pair.primary.kill()
+        for body in BODIES:
+            assert list(client.request(body).frames) == body
 
 
 def test_the_end_of_a_connection_is_the_end_of_a_worker(pair: BrokerPair) -> None:

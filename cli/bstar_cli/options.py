@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from bstar.settings import Settings
     from bstar_client import JournalSettings
 
-Dialect = Literal["native", "mdp02"]
+Dialect = Literal["native", "mdp01", "mdp02"]
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)")
 
 DialectOption = Annotated[
-    Dialect, typer.Option("--dialect", help="native, or mdp02 for any broker of plain Majordomo 0.2.")
+    Dialect, typer.Option("--dialect", help="native, or mdp01 or mdp02 for any broker of plain Majordomo.")
 ]
 
 

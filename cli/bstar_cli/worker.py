@@ -12,9 +12,10 @@ from bstar.errors import ConfigurationError
 from bstar.wire.limits import CREDIT_MAX
 from bstar_cli.importing import imported
 from bstar_cli.logs import LogOptions
-from bstar_cli.options import DialectOption, KeptJournal, Nodes, ServedHttp, refuse
+from bstar_cli.options import KeptJournal, Nodes, ServedHttp, refuse
 from bstar_client import Handler, ReplyMemory, ReplyStore, Request, Worker, WorkerHooks
 from bstar_client.arguments.checks import check_handler
+from bstar_client.arguments.settings import WorkerProtocol
 from bstar_client.workers.reply_file import ReplyFile
 from bstar_client.workers.typed import bind
 
@@ -61,7 +62,14 @@ def worker(
         typer.Option("--handler-timeout", min=0.001, help="Give a handler up after this many seconds."),
     ] = None,
     keep_replies: _RepliesOption = None,
-    dialect: DialectOption = "native",
+    dialect: Annotated[
+        WorkerProtocol,
+        typer.Option(
+            "--dialect",
+            help="native; mdp01 or mdp02 for any broker of plain Majordomo; ppp or spp for any queue of the "
+            "Paranoid or Simple Pirate.",
+        ),
+    ] = "native",
     journal: KeptJournal,
     http: ServedHttp,
     logs: LogOptions,

@@ -16,7 +16,7 @@ from bstar_client.core.counters import Counters
 from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.native.session import Session
 from bstar_client.core.outputs import Deliver, DeliverAll, Fail, Output, Reset, Send
-from bstar_client.core.plain.attempt_session import Mdp02Session
+from bstar_client.core.plain.attempt_session import AttemptSession, Mdp01Session, Mdp02Session
 from bstar_client.core.session_settings import SessionSettings
 from sim.dialects import ONE_REPLY, Dialect, body_of, from_wire, to_wire
 from sim.network import Frames, Link, LinkOwner
@@ -104,7 +104,7 @@ class SimClient(LinkOwner):
         self.load = load
         self.links = []
         self.dialect = dialect
-        self.core: Session | Mdp02Session | FleetSession
+        self.core: Session | AttemptSession | FleetSession
         self._watchers = watchers
         self._settle_s = settle_s
         self._places = places
@@ -139,7 +139,7 @@ class SimClient(LinkOwner):
 
     def _begin_session(
         self, place: int, now: float, counters: Counters | None = None
-    ) -> Session | Mdp02Session:
+    ) -> Session | AttemptSession:
         count = len(self.links) // len(self._watchers)
         endpoints = [link.node.name for link in self.links[place * count :][:count]]
         if self.dialect == "native":
@@ -147,7 +147,8 @@ class SimClient(LinkOwner):
             client_id = self.rng.randbytes(16)
             return Session(endpoints, client_id=client_id, now=now, settings=settings, counters=counters)
         plain = SessionSettings(outstanding_max=OUTSTANDING_MAX, settle_delay_s=self._settle_s)
-        return Mdp02Session(endpoints, now=now, settings=plain, counters=counters)
+        kind = Mdp01Session if self.dialect == "mdp01" else Mdp02Session
+        return kind(endpoints, now=now, settings=plain, counters=counters)
 
     def die(self, *, with_host: bool = False) -> None:
         """The process is gone, and whoever waited in it."""

@@ -1,4 +1,4 @@
-"""Simple and Paranoid Pirate: what clients and workers say to a queue, and what it says to them. Pure.
+"""Simple and Paranoid Pirate, all sides: what clients, workers and the queue say and hear. Pure.
 
                      Simple Pirate (the guide)          Paranoid Pirate (6/PPP)
     client asks      [envelope…] [] [body…]             the same
@@ -121,6 +121,30 @@ def encode_heartbeat(to: bytes, envelope: Envelope) -> Frames:
 def is_heartbeat(frames: Frames) -> bool:
     """True if this message to a worker, the routing id first, is a HEARTBEAT."""
     return frames[1:] in ([HEARTBEAT], [HEARTBEAT_WORD])
+
+
+def encode_ready(envelope: Envelope) -> Frames:
+    """READY of a worker to a queue, in bytes."""
+    return [*envelope, READY]
+
+
+def encode_reply(envelope: Envelope, address: bytes, body: Frames) -> Frames:
+    """A worker's reply."""
+    return [*envelope, address, b"", *body]
+
+
+def decode_for_worker(frames: Frames, envelope: Envelope) -> tuple[bytes, Frames] | None:
+    """Read what a queue sends to a worker: a request's address and body, or None for a HEARTBEAT.
+
+    An address has any length and is one frame, as every published queue has it. RemoteProtocolError for
+    anything else.
+    """
+    if frames in ([HEARTBEAT], [HEARTBEAT_WORD]):
+        return None
+    at = len(envelope)
+    if len(frames) < at + 3 or tuple(frames[:at]) != envelope or not frames[at] or frames[at + 1]:
+        raise RemoteProtocolError("queue-frames", "a queue sends HEARTBEAT or [address] [] [body…]")
+    return frames[at], frames[at + 2 :]
 
 
 def encode_answer(to: bytes, envelope: Envelope, body: Frames) -> Frames:

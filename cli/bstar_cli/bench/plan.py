@@ -20,7 +20,7 @@ import msgspec
 
 from bstar.fleet import Fleet, Pair
 
-Dialect = Literal["native", "mdp02"]
+Dialect = Literal["native", "mdp01", "mdp02"]
 ClientKind = Literal["sync", "async"]
 Means = Literal["map", "request"]
 

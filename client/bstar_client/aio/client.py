@@ -42,8 +42,10 @@ class AsyncHAClient(AsyncCaller, DurableCalls):
     (docs/fleet.md).
 
     ``timeout``: the default deadline of a call in seconds. It covers connecting, failing over and waiting;
-    None waits for ever. ``dialect``: ``"native"``, or ``"mdp02"`` for any MDP/0.2 broker, one request at a
-    time. ``on_event`` gets each event of ``bstar_client.core.events``: in the event loop, or with threads in
+    None waits for ever. ``dialect``: ``"native"``, or ``"mdp01"`` or ``"mdp02"`` for any Majordomo broker,
+    one request at a time.
+
+    ``on_event`` gets each event of ``bstar_client.core.events``: in the event loop, or with threads in
     the client's own one or in one that waits for a reply. It must not wait for the client. The client logs
     what it raises.
 

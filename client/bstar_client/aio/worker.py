@@ -25,7 +25,7 @@ from bstar.wire.limits import CREDIT_MAX
 from bstar_client.aio.worker_loop import WorkerLoop
 from bstar_client.arguments.checks import check_async_handler
 from bstar_client.arguments.environment import Given
-from bstar_client.arguments.settings import Dialect, LinkSettings
+from bstar_client.arguments.settings import LinkSettings, WorkerProtocol
 from bstar_client.core.calls import Result
 from bstar_client.journal import JournalPlace
 from bstar_client.workers.handlers import WorkerHooks
@@ -69,7 +69,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
         version: str = "",
         description: str | None = None,
         pins: Mapping[str, str] | None = None,
-        dialect: Dialect = "native",
+        dialect: WorkerProtocol = "native",
         credit: int | None = None,
         handler_timeout_s: float | None = None,
         stuck_handlers_max: int = 3,
@@ -77,7 +77,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
         cancel_grace_s: float = 1.0,
         backoff_min_s: float = 0.1,
         backoff_max_s: float = 5.0,
-        heartbeat_s: float = 2.5,
+        heartbeat_s: float | None = None,
         liveness: int = 3,
         dedupe: ReplyStore | None = None,
         hooks: WorkerHooks | None = None,

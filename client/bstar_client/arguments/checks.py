@@ -11,15 +11,15 @@ import numbers
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 import zmq
 
 from bstar.errors import CallTimeoutError, ConfigurationError, LocalProtocolError
 from bstar.fleet import Endpoints, Fleet
-from bstar_client.arguments.settings import LinkSettings
+from bstar_client.arguments.settings import Dialect, LinkSettings
 
 # A logger of its own: a program that wants one node alone can silence it.
 _log = logging.getLogger("bstar_client.endpoints")
@@ -159,8 +159,12 @@ def check_shared(
     link: object,
     context: object,
     journal: object,
+    dialects: Sequence[str] = get_args(Dialect),
 ) -> Fleet:
-    """Check the arguments that clients and workers share. Returns the fleet."""
+    """Check the arguments that clients and workers share. Returns the fleet.
+
+    ``dialects`` are those that it may speak.
+    """
     check_instance(link, LinkSettings, "link")
     check_instance(context, zmq.Context, "context")
     # Sockets of such a context return futures.
@@ -172,8 +176,8 @@ def check_shared(
 
         if not isinstance(journal, JournalSettings):
             raise TypeError(f"journal is a directory, JournalSettings or None, not {type(journal).__name__}")
-    if dialect not in ("native", "mdp02"):
-        raise ConfigurationError(f"dialect is 'native' or 'mdp02', not {dialect!r}")
+    if dialect not in dialects:
+        raise ConfigurationError(f"dialect is one of {', '.join(map(repr, dialects))}, not {dialect!r}")
     fleet = Fleet.of(endpoints, pins)
     for endpoint in fleet.endpoints:
         # Connecting, which comes later, would fail.

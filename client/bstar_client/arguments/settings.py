@@ -13,7 +13,8 @@ from bstar.security import Security
 if TYPE_CHECKING:  # the journal's writer is loaded by programs that keep one
     from bstar_client.journal import JournalPlace
 
-Dialect = Literal["native", "mdp02"]
+Dialect = Literal["native", "mdp01", "mdp02"]
+WorkerProtocol = Literal["native", "mdp01", "mdp02", "ppp", "spp"]
 
 # Headers and error texts fit into this.
 _MESSAGE_BYTES_MIN = 65_536

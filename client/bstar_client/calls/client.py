@@ -29,7 +29,7 @@ from bstar_client.core.events import Event
 from bstar_client.core.figures import ClientFigures
 from bstar_client.core.fleet_session import FleetSession
 from bstar_client.core.native.session import Session
-from bstar_client.core.plain.attempt_session import Mdp02Session
+from bstar_client.core.plain.attempt_session import MAJORDOMO, AttemptSession
 from bstar_client.core.session_settings import SessionSettings
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Client(ClientBase):
     Raises ConfigurationError for settings that cannot work.
     """
 
-    _core: Session | Mdp02Session | FleetSession
+    _core: Session | AttemptSession | FleetSession
 
     @names_its_class
     def __init__(
@@ -86,7 +86,7 @@ class Client(ClientBase):
             self._net, self.fleet, is_native, timeout, session.outstanding_max, link, context, journal
         )
         self._requests = Requests(self._settings)
-        self._core = _new_core(self.fleet, session, self._net.clock(), is_native=is_native)
+        self._core = _new_core(self.fleet, session, self._net.clock(), dialect)
         self._begin(on_event, session.partials_max)
 
     # --- observing ----------------------------------------------------------------------------------------
@@ -133,12 +133,12 @@ class Client(ClientBase):
 
 
 def _new_core(
-    fleet: Fleet, settings: SessionSettings, now: float, *, is_native: bool
-) -> Session | Mdp02Session | FleetSession:
-    def begin(pair: int, now: float, counters: Counters | None = None) -> Session | Mdp02Session:
+    fleet: Fleet, settings: SessionSettings, now: float, dialect: Dialect
+) -> Session | AttemptSession | FleetSession:
+    def begin(pair: int, now: float, counters: Counters | None = None) -> Session | AttemptSession:
         endpoints = fleet.pairs[pair].endpoints
-        if not is_native:
-            return Mdp02Session(endpoints, now=now, settings=settings, counters=counters)
+        if dialect != "native":
+            return MAJORDOMO[dialect](endpoints, now=now, settings=settings, counters=counters)
         return Session(endpoints, client_id=os.urandom(16), now=now, settings=settings, counters=counters)
 
     if len(fleet.pairs) == 1:

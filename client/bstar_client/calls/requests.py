@@ -101,9 +101,9 @@ class Requests:
         check_flag(ask.urgent, "urgent")
         key = to_key(ask.key)
         if key is not None and not self._is_native:
-            raise LocalProtocolError("plain MDP/0.2 has no identities, so a request cannot have a key")
+            raise LocalProtocolError("plain MDP has no identities, so a request cannot have a key")
         if ask.urgent and not self._is_native:
-            raise LocalProtocolError("plain MDP/0.2 has no urgent requests")
+            raise LocalProtocolError("plain MDP has no urgent requests")
         body, headers = ask.body, ask.headers
         if type(body) is bytes and ask.codec is None:
             frames = [body]
@@ -111,7 +111,7 @@ class Requests:
             frames, headers = to_typed(body, ask.codec, headers, is_native=self._is_native)
         extensions = extensions_of(headers)
         if extensions and not self._is_native:
-            raise LocalProtocolError("plain MDP/0.2 has no headers")
+            raise LocalProtocolError("plain MDP has no headers")
         name = to_name(ask.service)
         size = sum(map(len, frames))
         if size + len(name) + len(extensions) + _HEADER_BYTES > self._message_bytes_max:
@@ -138,7 +138,7 @@ class Requests:
         if on_progress is not None:
             check_on_progress(on_progress)
             if not self._is_native:
-                raise LocalProtocolError("plain MDP/0.2 has no progress: leave on_progress out")
+                raise LocalProtocolError("plain MDP has no progress: leave on_progress out")
             call.on_progress = on_progress
             call.extensions += PROGRESS_EXTENSION
         return call
@@ -219,7 +219,7 @@ class Requests:
     def store_pair(self, service: str | bytes | None) -> int:
         """The pair that stores the requests to a service. LocalProtocolError if that is unknown."""
         if not self._is_native:
-            raise LocalProtocolError("plain MDP/0.2 has no durable requests: use the native dialect")
+            raise LocalProtocolError("plain MDP has no durable requests: use the native dialect")
         if not self._is_fleet:
             return 0
         if service is None:
@@ -258,7 +258,7 @@ class Requests:
         sent.
         """
         if not self._is_native:
-            raise LocalProtocolError("plain MDP/0.2 has no requests for one worker: use the native dialect")
+            raise LocalProtocolError("plain MDP has no requests for one worker: use the native dialect")
         frames, headers = to_typed(ask.body, ask.codec, ask.headers)
         extensions, name = extensions_of(headers), to_name(ask.service)
         if name.startswith(_BROKERS):

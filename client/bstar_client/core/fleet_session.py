@@ -17,7 +17,7 @@ from bstar_client.core.calls import Call
 from bstar_client.core.counters import Counters
 from bstar_client.core.native.session import Session
 from bstar_client.core.outputs import Fail, Output, Reset, Send
-from bstar_client.core.plain.attempt_session import Mdp02Session
+from bstar_client.core.plain.attempt_session import AttemptSession
 
 
 class FleetSession:
@@ -28,11 +28,11 @@ class FleetSession:
     """
 
     def __init__(
-        self, nodes: Sequence[int], begin: Callable[[int, float, Counters], Session | Mdp02Session]
+        self, nodes: Sequence[int], begin: Callable[[int, float, Counters], Session | AttemptSession]
     ) -> None:
         self.counters = Counters()
         self._begin = begin
-        self._sessions: list[Session | Mdp02Session | None] = [None] * len(nodes)
+        self._sessions: list[Session | AttemptSession | None] = [None] * len(nodes)
         # The index of each pair's first node; the pair of each node.
         self._first = [sum(nodes[:pair]) for pair in range(len(nodes))]
         self._pair_of = [pair for pair, count in enumerate(nodes) for _ in range(count)]
@@ -138,7 +138,7 @@ class FleetSession:
                 outputs += self._renumbered(pair, session.close(now))
         return outputs
 
-    def _of(self, pair: int) -> Session | Mdp02Session:
+    def _of(self, pair: int) -> Session | AttemptSession:
         session = self._sessions[pair]
         assert session is not None, "nothing comes from nodes without a connection"
         return session

@@ -71,8 +71,12 @@ class Worker(BaseWorker[Handler]):
     of the handler's docstring. The nodes show both to everyone who may look, with the schemas of typed bodies
     (docs/clients.md, "What a service says of itself").
 
-    ``dialect="mdp02"`` speaks plain MDP/0.2 to any broker. ``heartbeat_s`` and ``liveness`` must be the
-    broker's; in the native dialect the broker tells both.
+    ``dialect``: ``"mdp01"`` and ``"mdp02"`` speak plain Majordomo to any broker. ``"ppp"`` and ``"spp"`` are
+    workers of the Paranoid and of the Simple Pirate at any queue: ``endpoints`` are where it takes workers,
+    and ``service`` is a name for logs and metrics. All four take one request at a time. MDP/0.1 and the
+    Pirates have one reply for a request, so PARTIALs wait, and stand before the FINAL. ``heartbeat_s`` (None:
+    the published 2.5, for ``"ppp"`` 1) and ``liveness`` must be the broker's. In the native dialect the
+    broker tells both; ``"spp"`` has no heartbeats.
 
     ``backoff_min_s`` to ``backoff_max_s``: the pause before it connects to a node again, doubled with each
     failure in a row. ``hooks``: an observer of sessions and requests. ``link``: socket options.

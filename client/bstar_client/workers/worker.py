@@ -4,7 +4,7 @@ import os
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
 import msgspec
 import zmq
@@ -28,9 +28,16 @@ from bstar_client.arguments.checks import (
     warn_of_lone_nodes,
 )
 from bstar_client.arguments.environment import Given, or_environment
-from bstar_client.arguments.settings import Dialect, LinkSettings, Net, secured
+from bstar_client.arguments.settings import LinkSettings, Net, WorkerProtocol, secured
 from bstar_client.core.figures import WorkerFigures, figures_of
-from bstar_client.core.worker.dialects import Mdp02Worker, NativeWorker
+from bstar_client.core.worker.dialects import (
+    Mdp01Worker,
+    Mdp02Worker,
+    NativeWorker,
+    ParanoidWorker,
+    PlainWorker,
+    SimpleWorker,
+)
 from bstar_client.core.worker.handler_times import HandlerTimes
 from bstar_client.core.worker.jobs import WorkerLimits
 from bstar_client.core.worker.node_sessions import WorkerCounters
@@ -51,6 +58,13 @@ _HandlerT = TypeVar("_HandlerT")
 # How long a DISCONNECT or a last reply may take to leave the process; with no linger it vanishes (T-09).
 LINGER_MS = 300
 THREADS_MAX = 1_000
+
+_PLAIN: dict[str, Callable[[float, float], PlainWorker]] = {
+    "mdp01": Mdp01Worker,
+    "mdp02": Mdp02Worker,
+    "ppp": ParanoidWorker,
+    "spp": SimpleWorker,
+}
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +114,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
         version: str = "",
         description: str | None = None,
         pins: Mapping[str, str] | None = None,
-        dialect: Dialect = "native",
+        dialect: WorkerProtocol = "native",
         credit: int | None = None,
         threads: int | None = None,
         handler_timeout_s: float | None = None,
@@ -109,7 +123,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
         cancel_grace_s: float = 1.0,
         backoff_min_s: float = 0.1,
         backoff_max_s: float = 5.0,
-        heartbeat_s: float = 2.5,
+        heartbeat_s: float | None = None,
         liveness: int = 3,
         dedupe: ReplyStore | None = None,
         hooks: WorkerHooks | None = None,
@@ -120,10 +134,10 @@ class BaseWorker(ABC, Generic[_HandlerT]):
         http: "HttpPlace | str | None" = None,
     ) -> None:
         endpoints, security = or_environment(endpoints, security)
-        fleet = check_shared(endpoints, pins, dialect, link, context, journal)
+        fleet = check_shared(endpoints, pins, dialect, link, context, journal, get_args(WorkerProtocol))
         check_instance(hooks, WorkerHooks, "hooks")
         check_store(dedupe)
-        is_plain = dialect == "mdp02"
+        is_plain = dialect != "native"
         if not is_plain:
             warn_of_lone_nodes(fleet, self)
         if threads is not None:
@@ -147,7 +161,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
             )
         if is_plain and (limits.credit != 1 or (threads or 1) != 1):
             raise ConfigurationError(
-                "plain MDP/0.2 gives a worker one request at a time: credit and threads must be 1"
+                f"{dialect} gives a worker one request at a time: credit and threads must be 1"
             )
         if threads is not None and threads > limits.credit:
             raise ConfigurationError(
@@ -158,16 +172,18 @@ class BaseWorker(ABC, Generic[_HandlerT]):
             raise ConfigurationError(
                 f"backoff_max_s, {backoff_max_s}, is below backoff_min_s, {backoff_min_s}"
             )
+        if heartbeat_s is None:
+            heartbeat_s = 1.0 if dialect == "ppp" else 2.5
         heartbeat_s = to_seconds(heartbeat_s, "heartbeat_s")
         expiry_s = heartbeat_s * to_count(liveness, "liveness", 1)
         if is_plain and dedupe is not None:
             raise ConfigurationError(
-                "dedupe needs the native dialect: plain MDP/0.2 has no identities for requests"
+                f"dedupe needs the native dialect: {dialect} has no identities for requests"
             )
         self._version, self._description = check_version(version), check_description(description)
         if is_plain and (version or description):
             raise ConfigurationError(
-                "version and description need the native dialect: plain MDP/0.2 describes no services"
+                f"version and description need the native dialect: {dialect} describes no services"
             )
         self.service = to_name(service)
         if self.service.startswith(PREFIX):
@@ -189,7 +205,7 @@ class BaseWorker(ABC, Generic[_HandlerT]):
             http=None if http is None else _place_of(http),
         )
         self._dialect = (
-            Mdp02Worker(heartbeat_s, expiry_s) if is_plain else NativeWorker(process=_this_process())
+            _PLAIN[dialect](heartbeat_s, expiry_s) if is_plain else NativeWorker(process=_this_process())
         )
         self._core = WorkerCore(
             self.endpoints,

@@ -23,7 +23,7 @@ from typing import ClassVar, Protocol
 from bstar.base.deadlines import Deadlines
 from bstar.errors import BstarError, RemoteProtocolError
 from bstar.wire.brokerless import PLAIN
-from bstar.wire.mdp import MDP02, ClientReply
+from bstar.wire.mdp import MDP01, MDP02, ClientReply
 from bstar_client.core.call_errors import (
     INTERRUPTED,
     already_closed,
@@ -416,3 +416,12 @@ class Mdp02Session(AttemptSession):
 
     codec = MDP02
     is_fresh = False
+
+
+class Mdp01Session(Mdp02Session):
+    """The same of plain MDP/0.1 (7/MDP): MDP1-C-01..03."""
+
+    codec = MDP01
+
+
+MAJORDOMO = {"mdp01": Mdp01Session, "mdp02": Mdp02Session}

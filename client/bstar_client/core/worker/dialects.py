@@ -1,21 +1,28 @@
-"""The two dialects of a worker behind one interface.
+"""The dialects of a worker behind one interface.
 
-The worker's core decides; a dialect encodes its decisions and decodes messages into ``Heard``. Plain MDP/0.2
-has no epochs, no deadlines and no errors. There a handler's failure is a FINAL of two frames, ``500`` and a
-text, because every request must end with exactly one FINAL (MDP2-W-07).
+The worker's core decides; a dialect encodes its decisions and decodes messages into ``Heard``. Plain
+Majordomo and the Pirates have no epochs, no deadlines and no errors. There a handler's failure is a reply of
+two frames, ``500`` and a text, because every request must end with exactly one reply (MDP2-W-07, PPP-W-03).
+
+``beats_at_work``, ``hears_at_work``: whether worker and broker send heartbeats while a request is with the
+worker. ``surplus_max``: how many requests may come beyond the worker's credit.
 """
 
 import enum
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import msgspec
 
 from bstar.errors import RemoteProtocolError
-from bstar.wire import batches, native
+from bstar.wire import batches, native, pirate
+from bstar.wire.dialect import Envelope
 from bstar.wire.extensions import NO_HEADERS, age_of, elsewhere_extension, headers_of, process_extension
-from bstar.wire.limits import TEXT_BYTES_MAX
-from bstar.wire.mdp import MDP02, WorkerVerb
-from bstar.wire.messages import NO_PROCESS, READS_BATCHES, READS_PROGRESS, Process, Reason
+from bstar.wire.limits import MESSAGE_BYTES_MAX, TEXT_BYTES_MAX
+from bstar.wire.mdp import MDP01, MDP02, Mdp, WorkerVerb
+from bstar.wire.messages import NO_PROCESS, READS_BATCHES, READS_PROGRESS, ErrorCode, Process, Reason
 from bstar.wire.progress import Progress
 from bstar_client.core.candidacy import ACTIVE
 from bstar_client.core.worker.progress import Latest
@@ -71,8 +78,8 @@ class Heard(msgspec.Struct, frozen=True, gc=False):
 class Job(msgspec.Struct, eq=False, gc=False):
     """One request at a worker, from its arrival until its reply or error is sent.
 
-    ``identity`` is the native identity (24 bytes), or MDP's client address. ``deadline`` is when the
-    client stops waiting. ``connection`` is the connection it came by: its reply goes there or nowhere.
+    ``identity`` is the native identity (24 bytes), or a plain protocol's client address. ``deadline`` is when
+    the client stops waiting. ``connection`` is the connection it came by: its reply goes there or nowhere.
     """
 
     node: int
@@ -88,6 +95,9 @@ class Job(msgspec.Struct, eq=False, gc=False):
     # When the node accepted it, if it has extensions and the node has said so.
     accepted_at: float | None = None
     partials: int = 0
+    # The frames of PARTIALs that wait for the one reply, and their bytes (``PlainWorker``).
+    held: list[bytes] | None = None
+    held_bytes: int = 0
     handler_ends_at: float | None = None
     # It came in a batch, so its reply may travel in one.
     is_batched: bool = False
@@ -109,6 +119,8 @@ class Job(msgspec.Struct, eq=False, gc=False):
 
 
 _HEARTBEAT = Heard(Hearing.HEARTBEAT)
+# What a frame costs beside its bytes.
+_FRAME_BYTES = 64
 
 
 class NativeWorker:
@@ -119,6 +131,8 @@ class NativeWorker:
     """
 
     is_confirming = True  # the broker confirms a registration
+    beats_at_work = hears_at_work = True
+    surplus_max = 0
 
     def __init__(
         self, heartbeat_s: float = 1.0, expiry_s: float = 3.0, process: Process = NO_PROCESS
@@ -220,22 +234,109 @@ class NativeWorker:
         raise RemoteProtocolError("native-command", f"a broker does not say {command:#04x} to a worker")
 
 
-class Mdp02Worker:
-    """Plain MDP/0.2 (18/MDP). Heartbeat 2.5 s and three of them missed, as the published workers do."""
+class PlainWorker(ABC):
+    """A published protocol: one request at a time; no epochs, deadlines, progress, batches or errors."""
 
     is_confirming = False
+    beats_at_work = True
+    hears_at_work = True
+    surplus_max = 0
 
-    def __init__(self, heartbeat_s: float = 2.5, expiry_s: float = 7.5) -> None:
+    def __init__(self, heartbeat_s: float, expiry_s: float) -> None:
         self.heartbeat_s = heartbeat_s
         self.expiry_s = expiry_s
 
+    @abstractmethod
     def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes, elsewhere: int) -> list[bytes]:
-        """``[MDPW02] [01] [service]``; MDP knows no credit but 1."""
-        return MDP02.encode_ready(service)
+        """Register; no plain protocol knows a credit but 1."""
+
+    @abstractmethod
+    def heartbeat(self, epoch: int, elsewhere: int) -> list[bytes]:
+        """HEARTBEAT."""
+
+    def disconnect(self, epoch: int, is_unbegun: bool) -> list[bytes]:
+        """Nothing: the end of the connection is the worker's end."""
+        return []
+
+    @abstractmethod
+    def reply(self, job: Job, body: list[bytes]) -> list[bytes]:
+        """The message that ends a request."""
+
+    def partial(self, job: Job, body: list[bytes]) -> list[bytes]:
+        """Nothing yet: a request has one reply, so parts wait for its end."""
+        job.held_bytes += sum(len(frame) + _FRAME_BYTES for frame in body)
+        if job.held_bytes <= MESSAGE_BYTES_MAX:
+            job.held = [*body] if job.held is None else job.held + body
+        return []
+
+    def final(self, job: Job, body: list[bytes]) -> list[bytes]:
+        """The reply: the frames of all parts, then these."""
+        if job.held_bytes > MESSAGE_BYTES_MAX:
+            text = b"the parts of the reply have more than %d bytes" % MESSAGE_BYTES_MAX
+            return self.failure(job, ErrorCode.HANDLER_FAILED, text)
+        return self.reply(job, [*(job.held or ()), *body])
+
+    def failure(self, job: Job, code: int, text: bytes, *behind: bytes) -> list[bytes]:
+        """A reply of two frames: ``500`` and the text."""
+        return self.reply(job, [b"500", text[:TEXT_BYTES_MAX]])
+
+    def progress(self, job: Job, progress: Progress) -> list[bytes]:
+        """There is no progress, and no way to ask for it."""
+        raise AssertionError("plain protocols have no progress")
+
+    def finals(self, jobs: Sequence[Job], bodies: Sequence[bytes]) -> list[bytes]:
+        """There are no batches."""
+        raise AssertionError("plain protocols have no batches")
+
+    def stale(self, job: Job, epoch: int) -> list[bytes]:
+        """There are no epochs, so no request is ever stale."""
+        raise AssertionError("plain protocols have no epochs")
+
+    @abstractmethod
+    def read(self, frames: list[bytes]) -> Heard:
+        """Read what a broker sends; RemoteProtocolError for anything else."""
+
+
+class Mdp01Worker(PlainWorker):
+    """Plain MDP/0.1 (7/MDP), heartbeat 2.5 s and three of them missed, as the published workers do.
+
+    It leaves without DISCONNECT, as they do: the guide's broker in Python ends when a worker sends one. The
+    guide's brokers send a worker no heartbeat while it works.
+    """
+
+    codec: ClassVar[Mdp] = MDP01
+    hears_at_work = False
+
+    def __init__(self, heartbeat_s: float = 2.5, expiry_s: float = 7.5) -> None:
+        super().__init__(heartbeat_s, expiry_s)
+
+    def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes, elsewhere: int) -> list[bytes]:
+        """READY for the service."""
+        return self.codec.encode_ready(service)
 
     def heartbeat(self, epoch: int, elsewhere: int) -> list[bytes]:
-        """``[MDPW02] [05]``"""
-        return MDP02.encode_heartbeat()
+        """HEARTBEAT."""
+        return self.codec.encode_heartbeat()
+
+    def reply(self, job: Job, body: list[bytes]) -> list[bytes]:
+        """REPLY, in MDP/0.2 FINAL."""
+        return self.codec.encode_final(job.identity, body)
+
+    def read(self, frames: list[bytes]) -> Heard:
+        """Read REQUEST, HEARTBEAT or DISCONNECT."""
+        command = self.codec.decode_for_worker(frames)
+        if command.verb is WorkerVerb.REQUEST:
+            return Heard(Hearing.REQUEST, 0, command.client, command.body)
+        if command.verb is WorkerVerb.HEARTBEAT:
+            return _HEARTBEAT
+        return Heard(Hearing.DISCONNECT, reason="the broker says so")
+
+
+class Mdp02Worker(Mdp01Worker):
+    """Plain MDP/0.2 (18/MDP): it has PARTIALs, and says DISCONNECT."""
+
+    codec = MDP02
+    hears_at_work = True
 
     def disconnect(self, epoch: int, is_unbegun: bool) -> list[bytes]:
         """``[MDPW02] [06]``"""
@@ -245,37 +346,50 @@ class Mdp02Worker:
         """``[MDPW02] [03] [client] [] [body…]``"""
         return MDP02.encode_partial(job.identity, body)
 
-    def progress(self, job: Job, progress: Progress) -> list[bytes]:
-        """MDP has no progress, and no way to ask for it."""
-        raise AssertionError("MDP/0.2 has no progress")
 
-    def final(self, job: Job, body: list[bytes]) -> list[bytes]:
-        """``[MDPW02] [04] [client] [] [body…]``"""
-        return MDP02.encode_final(job.identity, body)
+class ParanoidWorker(PlainWorker):
+    """Paranoid Pirate (6/PPP), heartbeat 1 s and three of them missed, as the published workers do.
 
-    def finals(self, jobs: Sequence[Job], bodies: Sequence[bytes]) -> list[bytes]:
-        """MDP has no batches."""
-        raise AssertionError("MDP/0.2 has no batches")
+    It sends no heartbeat while it works, as they do: the guide's queue would give it a second request. Such
+    a request may come all the same, and waits (PPP-W-06).
+    """
 
-    def failure(self, job: Job, code: int, text: bytes, *behind: bytes) -> list[bytes]:
-        """``[MDPW02] [04] [client] [] [500] [text]``"""
-        return MDP02.encode_final(job.identity, [b"500", text[:TEXT_BYTES_MAX]])
+    envelope: ClassVar[Envelope] = pirate.PARANOID
+    beats_at_work = hears_at_work = False
+    # As many as a published worker's socket holds.
+    surplus_max = 1_000
 
-    def stale(self, job: Job, epoch: int) -> list[bytes]:
-        """MDP has no epochs, so no request is ever stale."""
-        raise AssertionError("MDP/0.2 has no epochs")
+    def __init__(self, heartbeat_s: float = 1.0, expiry_s: float = 3.0) -> None:
+        super().__init__(heartbeat_s, expiry_s)
+
+    def ready(self, service: bytes, credit: int, epoch: int, keepalive: bytes, elsewhere: int) -> list[bytes]:
+        """``[01]``; Pirates have no names for services."""
+        return pirate.encode_ready(self.envelope)
+
+    def heartbeat(self, epoch: int, elsewhere: int) -> list[bytes]:
+        """``[02]``"""
+        return [pirate.HEARTBEAT]
+
+    def reply(self, job: Job, body: list[bytes]) -> list[bytes]:
+        """``[address] [] [body…]``"""
+        return pirate.encode_reply(self.envelope, job.identity, body)
 
     def read(self, frames: list[bytes]) -> Heard:
-        """Read REQUEST, HEARTBEAT or DISCONNECT."""
-        command = MDP02.decode_for_worker(frames)
-        if command.verb is WorkerVerb.REQUEST:
-            return Heard(Hearing.REQUEST, 0, command.client, command.body)
-        if command.verb is WorkerVerb.HEARTBEAT:
-            return _HEARTBEAT
-        return Heard(Hearing.DISCONNECT, reason="the broker says so")
+        """Read REQUEST or HEARTBEAT."""
+        request = pirate.decode_for_worker(frames, self.envelope)
+        return _HEARTBEAT if request is None else Heard(Hearing.REQUEST, 0, *request)
 
 
-WorkerDialect = NativeWorker | Mdp02Worker
+class SimpleWorker(ParanoidWorker):
+    """Simple Pirate: all behind an empty frame, and no heartbeats, so only a broken connection is noticed."""
+
+    envelope = pirate.SIMPLE
+
+    def __init__(self, heartbeat_s: float = math.inf, expiry_s: float = math.inf) -> None:
+        super().__init__(math.inf, math.inf)
+
+
+WorkerDialect = NativeWorker | PlainWorker
 
 
 def jobs_of(heard: Heard, node: int, connection: int, now: float) -> list[Job]:

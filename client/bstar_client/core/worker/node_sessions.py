@@ -5,6 +5,7 @@ is silent for the expiry it announced, or when the broker sends DISCONNECT. Then
 silence or DISCONNECT it begins on a new socket after a growing pause (MDP1-R-02, MDP1-W-06, MDP2-W-06).
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from bstar.wire.native import NAME_BYTES, NO_IDENTITY
@@ -170,7 +171,9 @@ class NodeSessions:
         session.connection = 0
         session.held = 0
         if session.is_registered:
-            if now - session.registered_at >= session.expiry_s:
+            # Plain brokers do not confirm a registration, so one that was not heard since does not count.
+            was_heard = session.expires_at > session.registered_at + session.expiry_s
+            if was_heard and now - session.registered_at >= session.expiry_s:
                 session.failures = 0
             session.is_registered = False
             self.counters.sessions_lost += 1
@@ -206,6 +209,13 @@ class NodeSessions:
         session.heartbeat_at = now + session.heartbeat_s
         outputs.append(Send(session.index, frames))
 
+    def rest(self, session: NodeSession, now: float) -> None:
+        """Expect and owe no heartbeat while a request is with the worker, where the dialect has it so."""
+        if session.held and not self._dialect.hears_at_work:
+            session.expires_at = now + session.expiry_s
+        if session.held and not self._dialect.beats_at_work:
+            session.heartbeat_at = now + session.heartbeat_s
+
     def next_deadline(self, *, is_draining: bool) -> float | None:
         """When a heartbeat is due, a node counts as silent, or a socket is to be opened."""
         due: list[float] = []
@@ -217,7 +227,8 @@ class NodeSessions:
                     due.append(min(session.heartbeat_at, session.expires_at))
             elif session.reopen_at is not None and not is_draining:
                 due.append(session.reopen_at)
-        return min(due, default=None)
+        ends_at = min(due, default=math.inf)
+        return None if ends_at == math.inf else ends_at
 
     def _keepalive_of(self, session: NodeSession) -> bytes:
         if not self._name:

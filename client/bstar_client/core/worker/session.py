@@ -50,6 +50,7 @@ class WorkerCore:
         self._service = service
         self._dialect = dialect
         self._limits = limits or WorkerLimits()
+        self._held_max = self._limits.credit + dialect.surplus_max
         self.sessions = NodeSessions(endpoints, dialect, self._limits, jitter, name)
         self._jobs = Jobs(self._limits)
         # The only method for any thread: the shell is about to call this handler. False: the core took it
@@ -162,7 +163,8 @@ class WorkerCore:
         if job.is_ended:
             self.counters.results_late += 1
             return outputs
-        self._answer(job, self._dialect.partial(job, body), outputs, now)
+        if frames := self._dialect.partial(job, body):
+            self._answer(job, frames, outputs, now)
         job.partials += 1
         return outputs
 
@@ -333,7 +335,8 @@ class WorkerCore:
         if session.is_open:
             session.has_left = True
             is_unbegun = not self._jobs.is_any_of(session.connection)
-            outputs.append(Send(session.index, self._dialect.disconnect(self.epoch, is_unbegun)))
+            if frames := self._dialect.disconnect(self.epoch, is_unbegun):
+                outputs.append(Send(session.index, frames))
 
     def _end_if_drained(self, outputs: list[WorkerOutput], now: float) -> None:
         ends_at = self._drain_ends_at
@@ -372,6 +375,7 @@ class WorkerCore:
             if session.connection:
                 if session.has_left:
                     continue
+                self.sessions.rest(session, now)
                 if now >= session.expires_at:
                     self._start_over(session, "silent", outputs, now)
                 elif now >= session.heartbeat_at:
@@ -467,7 +471,7 @@ class WorkerCore:
         if self._drain_ends_at is not None:
             self.counters.requests_dropped += count  # our DISCONNECT returns it
             return
-        if session.held + count > self._limits.credit:
+        if session.held + count > self._held_max:
             self.counters.messages_invalid += 1  # more than we asked for; its broker is broken
             return
         self.counters.requests += count
@@ -522,6 +526,7 @@ class WorkerCore:
         if not session.owns(job) or session.has_left:
             self.counters.replies_dropped += 1  # its session is gone; the client sends it again
             return
+        self.sessions.rest(session, now)
         self._send(session, frames, outputs, now, is_reply=True)
 
     def _answer_last(self, job: Job, frames: list[bytes], outputs: list[WorkerOutput], now: float) -> None:
