@@ -14,10 +14,12 @@ import yaml
 from bstar.settings.fields import FIELDS
 from bstar.wire import pzq
 from bstar_client import HAClient, Request, Worker
+from bstar_client.pzq import PzqConsumer, PzqProducer
 from bstar_testing import wait_until
 from bstar_testing.nodes import Node
 from bstar_testing.pairs import Pair
 from support.pzq_peers import Consumer, Monitor, Producer, context, wait_for_store
+from support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.loopback
 requirement = pytest.mark.requirement
@@ -59,6 +61,27 @@ def test_plain_sockets_produce_consume_and_monitor(pair: Pair) -> None:
             assert figures["messages"] == figures["messages_inflight"] == 0
             assert figures["db_size"] > 0
             assert monitor.ask(b"STATUS").startswith(b"error: ")
+
+
+@requirement("PZQ-P-01")
+@requirement("PZQ-C-01")
+def test_our_peers_lose_nothing_through_a_kill(pair: Pair) -> None:
+    producers, consumers, _ = map(pair.doors, DOORS)
+    with PzqProducer(producers, retry_s=0.5) as producer, PzqConsumer(consumers) as consumer:
+        for number in range(100):
+            producer.send(b"%d" % number)
+            if number == 50:
+                producer.flush(LIMIT_S)
+                pair.kill_active()
+        producer.flush(LIMIT_S)
+        found: set[tuple[bytes, ...]] = set()
+        while len(found) < 100:
+            message = consumer.receive(LIMIT_S)
+            assert message is not None
+            found.add(message.frames)
+            consumer.done(message)
+        assert found == {(b"%d" % number,) for number in range(100)}
+        wait_until(lambda: kept(pair.backup) == 0, "acknowledged messages are forgotten")
 
 
 @requirement("PZQ-C-03")

@@ -24,6 +24,7 @@ PACKAGES = (
     "bstar.settings",
     "bstar_client",
     "bstar_client.emq",
+    "bstar_client.pzq",
     "bstar_testing",
     "bstar_pipeline",
 )

@@ -86,6 +86,26 @@ def read_ack(frames: Sequence[bytes]) -> tuple[bytes, bool]:
     return parts[0], parts[1] == DONE
 
 
+def read_answer(frames: Sequence[bytes]) -> tuple[bytes, bool]:
+    """What a producer hears: an id, and True if it is stored. RemoteProtocolError if it is neither."""
+    if len(frames) < 2:
+        raise RemoteProtocolError("pzq", "an answer has an id and a status")
+    return frames[0], frames[1] == STORED
+
+
+def read_delivery(frames: Sequence[bytes]) -> tuple[bytes, int, int, Frames]:
+    """What a consumer hears: key, sent time, ack timeout and body. Headers are skipped.
+
+    RemoteProtocolError for anything else.
+    """
+    if len(frames) < 5 or b"" not in frames[3:-1]:
+        raise RemoteProtocolError("pzq", "a delivery is [key] [sent time] [ack timeout] [] [body…]")
+    key, sent, timeout = frames[:3]
+    if not (sent.isdigit() and timeout.isdigit() and max(len(sent), len(timeout)) <= _FIGURE_CHARS_MAX):
+        raise RemoteProtocolError("pzq", "sent time and ack timeout are microseconds in decimal digits")
+    return key, int(sent), int(timeout), list(frames[frames.index(b"", 3) + 1 :])
+
+
 def read_command(frames: Sequence[bytes]) -> tuple[Frames, bytes]:
     """A monitor's message: what stands before the command, as a REQ expects it back, and the command."""
     *envelope, command = frames
