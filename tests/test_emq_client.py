@@ -24,7 +24,7 @@ from bstar.wire.emq_jobs import decode_job
 from bstar_client.core.emq.calls import CallSettings
 from bstar_client.core.emq.manager import ManagerSettings
 from bstar_client.emq import EmqClient, EmqJobManager, EmqPublisher, EmqPubSub, Headers, Job, ask_router
-from bstar_testing import wait_until
+from bstar_testing import LoopbackHost, wait_until
 from support.emq_admin import admin_socket
 from support.emq_router import PublishedRouter
 from support.pirate_sockets import secure
@@ -208,6 +208,15 @@ def test_publications_reach_those_who_subscribed_to_the_topic_and_garbage_nobody
                 assert receive(subscriber) == [b"prices.apple", b'{"euro": 3.5}']
     assert found.published >= 2
     assert found.drops == {"frames": 1, "arguments": 1, "unexpected": 1}
+
+
+def test_a_publisher_without_a_device_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It never did while the connection was refused: libzmq reports each attempt, and each began the wait."""
+    monkeypatch.setattr("bstar_client.emq.pubsub._CONNECT_MS", 300)
+    with LoopbackHost() as host:
+        endpoint = f"tcp://127.0.0.1:{host.ports(1)[0]}"
+        with EmqPublisher(endpoint) as publisher, pytest.raises(NoActiveNodeError, match="was not sent"):
+            publisher.publish("news", "true")
 
 
 def test_with_keys_only_those_of_the_list_publish_and_subscribe() -> None:

@@ -9,6 +9,7 @@ no answer to a PUBLISH, so a publisher knows that its message left, and no more 
 
 import json
 import logging
+import time
 from collections import Counter
 
 import zmq
@@ -170,6 +171,7 @@ class EmqPublisher(Closing):
         self._context.term()
 
     def _note_connection(self) -> None:
-        """Read what the monitor tells, and wait for a connection."""
-        while self._dealer.monitor.poll(0 if self._is_connected else _CONNECT_MS):
+        """Read what the monitor tells, and wait for a connection; it tells of failed attempts, too."""
+        monitor, until = self._dealer.monitor, time.monotonic() + _CONNECT_MS / 1000
+        while monitor.poll(0 if self._is_connected else max(0, round((until - time.monotonic()) * 1000))):
             self._is_connected = self._dealer.connection() is True
