@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, as_completed, wait
 
+import msgspec
 import pytest
 
 from bstar_client import (
@@ -61,6 +62,24 @@ def test_a_future_of_a_typed_reply(client: HAClient) -> None:
     misfit = client.begin("echo", {"count": 7}, reply=int)
     with pytest.raises(HandlerError):
         misfit.result(LIMIT_S)
+
+
+class Odd(msgspec.Struct):
+    count: int
+
+    def __post_init__(self) -> None:
+        raise KeyError(self.count)
+
+
+def test_what_a_type_raises_is_the_error_of_its_future_alone(client: HAClient) -> None:
+    """It ended the client, and the future had no end."""
+    future = client.begin("echo", {"count": 7}, reply=Odd)
+    with pytest.raises(KeyError, match="7"):
+        future.result(LIMIT_S)
+    unknown = client.begin("echo", {"count": 7}, reply=threading.Thread)
+    with pytest.raises(TypeError, match="Thread"):
+        unknown.result(LIMIT_S)
+    assert client.request("echo", b"x").body == b"x"
 
 
 def test_a_call_has_its_own_deadline_and_result_another(client: HAClient) -> None:

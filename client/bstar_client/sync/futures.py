@@ -68,7 +68,7 @@ class CallFuture(Future[T]):
                 return
             try:
                 result = self.read(outcome)
-            except BstarError as error:
+            except Exception as error:  # noqa: BLE001 - a type's own code may raise anything; it is the caller's
                 self.set_exception(error)
             else:
                 self.set_result(result)
