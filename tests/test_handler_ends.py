@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -155,10 +156,12 @@ class Desk:
         self.give(body, redelivered=redelivered, extensions=extensions)
         self.broker.wait_for(lambda: len(self.ends()) >= len(self.identities))
 
-    def give(self, body: bytes, *, redelivered: bool = False, extensions: bytes = b"") -> None:
+    def give(
+        self, body: bytes, *, redelivered: bool = False, extensions: bytes = b"", identity: bytes = b""
+    ) -> None:
         self.broker.wait_for(lambda: bool(self.broker.received(Ready)))
         worker = self.broker.received(Ready)[-1].sender
-        identity = native.identity(b"c" * 16, next(self._numbers))
+        identity = identity or native.identity(b"c" * 16, next(self._numbers))
         self.identities.append(identity)
         request = asked([body], extensions=extensions)
         self.broker.send(CODEC.request(worker, (), request, identity, 0, 1, redelivered))
@@ -543,6 +546,30 @@ def test_a_request_given_up_while_its_store_was_asked_does_not_run_for_ever(desk
         assert end.code == ErrorCode.HANDLER_TIMEOUT
         may_answer.set()
         assert dropped.wait(WAIT_S)
+
+
+def test_repetitions_that_wait_do_not_take_the_threads_that_their_execution_needs(desk: Desk) -> None:
+    """They took all threads of the event loop. So no handler could use one, and no reply could be kept."""
+    loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    class Store(ReplyMemory):
+        def begin(self, *arguments: Any) -> list[bytes] | None:
+            for loop, is_repeated in loops:
+                loop.call_soon_threadsafe(is_repeated.set)
+            return super().begin(*arguments)
+
+    async def handle(request: Request) -> bytes:
+        is_repeated = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        loops.append((loop, is_repeated))
+        desk.give(b"good", identity=desk.identities[0])
+        await is_repeated.wait()
+        return await asyncio.to_thread(bytes, request.body)
+
+    with served(AsyncWorker, desk.broker.endpoint, handle, dedupe=Store()):
+        desk.ask(b"good")
+        desk.broker.wait_for(lambda: len(desk.ends()) == 2)
 
 
 def test_a_redelivered_request_that_fails_is_logged_as_one(desk: Desk, worker_log: WorkerLog) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
@@ -19,6 +20,9 @@ from bstar_client.workers.failures import drop, is_interrupt
 from bstar_client.workers.handlers import Request
 from bstar_client.workers.replies import ReplyStore
 from bstar_client.workers.worker import LINGER_MS, WorkerSettings
+
+# Requests that are looked up in the store of replies at once, those included that wait for another execution.
+_STORE_THREADS_MAX = 32
 
 
 class WorkerLoop(Dispatcher):
@@ -46,6 +50,8 @@ class WorkerLoop(Dispatcher):
         new_links = partial(net.new_links, settings.endpoints, settings.link, settings.context)
         self._link_loop = LinkLoop(core, new_links, net.clock, self.perform, answer)
         self.links = self._link_loop.links
+        # Not the event loop's own threads: the executions that repetitions wait for need those to end.
+        self._store_threads = ThreadPoolExecutor(_STORE_THREADS_MAX, "bstar-replies")
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._serving = asyncio.current_task()
         name = f'AsyncWorker({", ".join(settings.endpoints)}) for "{printable(settings.service)}"'
@@ -78,6 +84,7 @@ class WorkerLoop(Dispatcher):
         self._link_loop.end(LINGER_MS)
         for task in list(self._tasks.values()):
             task.cancel()
+        self._store_threads.shutdown(wait=False)
         # It takes until the last messages have left, at most the linger.
         await asyncio.shield(asyncio.to_thread(self.links.end))
         if self.journal is not None:
@@ -144,8 +151,8 @@ class WorkerLoop(Dispatcher):
     async def _is_replayed(self, store: ReplyStore, job: Job, request: Request) -> bool:
         """Answer from the store, if the request was executed before."""
         # In a thread: it may wait for another execution, or for a disk.
-        beginning = asyncio.ensure_future(
-            asyncio.to_thread(store.begin, job.identity, request.frames, job.deadline)
+        beginning = self._loop.run_in_executor(
+            self._store_threads, store.begin, job.identity, request.frames, job.deadline
         )
         try:
             kept = await asyncio.shield(beginning)
