@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from urllib.request import urlopen
 import pytest
 
 from bstar_cli import exits
+from bstar_cli.run import _PAUSE_MAX_S, _Slot
 from bstar_client import CallFuture, HAClient, Reply
 from bstar_testing import Pair, wait_until
 from support.waiting import LIMIT_S
@@ -171,6 +173,30 @@ def test_a_new_process_that_dies_at_once_is_started_again_after_pauses_that_grow
             ended_at, pause_s = at, line["starts_in_s"]
         elif line["event"] == "replacing a process":
             assert at >= ended_at + pause_s - 0.1
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="no prlimit")
+def test_a_process_that_cannot_be_started_is_tried_again_and_the_others_serve_on(
+    pair: Pair, tmp_path: Path
+) -> None:
+    """The parent ended, and killed all of them."""
+    write(tmp_path, pair)
+    with running(tmp_path, "--processes", "2") as process, HAClient(pair.endpoints) as client:
+        first, second = serving(client, 2)
+        limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+        os.kill(first, signal.SIGKILL)
+        logged(tmp_path, "a process cannot be started", "Too many open files")
+        assert serving(client, 1, without={first}) == {second}
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
+        assert second in serving(client, 2, without={first})
+
+
+def test_after_thousands_of_deaths_in_a_row_the_pause_is_the_longest() -> None:
+    """It was an OverflowError, which ended the parent and all processes."""
+    slot = _Slot(1)
+    slot.deaths = 5_000
+    assert slot.pause_s == _PAUSE_MAX_S
 
 
 def test_processes_log_as_the_command_says(pair: Pair, tmp_path: Path) -> None:

@@ -134,6 +134,9 @@ class _Child:
                 pass_fds=(writing,),
                 start_new_session=True,
             )
+        except OSError:
+            os.close(reading)
+            raise
         finally:
             os.close(writing)
         os.set_blocking(reading, False)
@@ -192,6 +195,12 @@ class _Slot:
         self.starts_at = 0.0
         # The change of files of which a new process could not start.
         self.refused_at = 0.0
+
+    @property
+    def pause_s(self) -> float:
+        """The pause after its last death."""
+        # Not beyond the maximum: after 1,024 deaths in a row the power would be an OverflowError.
+        return min(_PAUSE_MIN_S * 2.0 ** min(self.deaths - 1, 16), _PAUSE_MAX_S)
 
     @property
     def children(self) -> list[_Child]:
@@ -298,8 +307,17 @@ class _Supervisor:
 
     # --- children -------------------------------------------------------------------------------------------
 
-    def _start(self, slot: _Slot) -> _Child:
-        child = _Child(self._command, slot.number)
+    def _start(self, slot: _Slot) -> _Child | None:
+        """A new child; None if the system has no process, memory or descriptor for it: perhaps later."""
+        try:
+            child = _Child(self._command, slot.number)
+        except OSError as error:
+            slot.deaths += 1
+            slot.starts_at = time.monotonic() + slot.pause_s
+            self._log.warning(
+                "a process cannot be started", process=slot.number, why=str(error), starts_in_s=slot.pause_s
+            )
+            return None
         self._selector.register(child.pipe, selectors.EVENT_READ, child)
         return child
 
@@ -334,7 +352,7 @@ class _Supervisor:
             if code == exits.USAGE and not self._has_served and not is_reloading:
                 return False
             slot.deaths = 1 if child.is_ready and lived_s >= _SERVED_S else slot.deaths + 1
-            pause_s = min(_PAUSE_MIN_S * 2.0 ** (slot.deaths - 1), _PAUSE_MAX_S)
+            pause_s = slot.pause_s
             if was_only or was_next:
                 slot.starts_at = time.monotonic() + pause_s
             why = f"signal {signal.Signals(-code).name}" if code < 0 else f"status {code}"
