@@ -17,7 +17,7 @@ from urllib.request import urlopen
 import pytest
 
 from bstar_cli import exits
-from bstar_cli.run import _PAUSE_MAX_S, _Slot
+from bstar_cli.run import _LEAVES_S_MAX, _PAUSE_MAX_S, _Slot, _Supervisor
 from bstar_client import CallFuture, HAClient, Reply
 from bstar_testing import Pair, wait_until
 from support.waiting import LIMIT_S
@@ -190,6 +190,33 @@ def test_a_process_that_cannot_be_started_is_tried_again_and_the_others_serve_on
         assert serving(client, 1, without={first}) == {second}
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
         assert second in serving(client, 2, without={first})
+
+
+def test_an_old_process_that_does_not_end_is_killed_or_none_would_be_replaced_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shop.py").write_text(
+        "import pathlib, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "pathlib.Path('ignores').touch()\n"
+        "time.sleep(1_000)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    supervisor = _Supervisor(["shop:app", "info", "console"], 1, None, None)
+    [slot] = supervisor.slots
+    old = supervisor._start(slot)
+    assert old is not None
+    try:
+        wait_until((tmp_path / "ignores").exists, "it ignores SIGTERM", limit_s=LIMIT_S)
+        slot.old.append(old)
+        old.leave()
+        supervisor._look(old.leaves_at + _LEAVES_S_MAX - 1)
+        with pytest.raises(subprocess.TimeoutExpired):
+            old.process.wait(0.1)
+        supervisor._look(old.leaves_at + _LEAVES_S_MAX)
+        assert old.process.wait(LIMIT_S) == -signal.SIGKILL
+    finally:
+        supervisor.__exit__()
 
 
 def test_after_thousands_of_deaths_in_a_row_the_pause_is_the_longest() -> None:

@@ -44,6 +44,8 @@ _PAUSE_MAX_S = 30.0
 _SERVED_S = 10.0
 # A new child that no node has registered by then does not replace the old one.
 _REGISTERED_S_MAX = 30.0
+# An old process that has not ended by then is killed: none is replaced before. Its workers drain for 10 s.
+_LEAVES_S_MAX = 60.0
 # How often figures, memory and files are looked at.
 _LOOK_S = 0.5
 _LINE_BYTES_MAX = 4 << 20
@@ -124,6 +126,7 @@ class _Child:
         self.began_at = time.monotonic()
         self.figures: list[WorkerFigures] = []
         self.is_leaving = False
+        self.leaves_at = 0.0
         self._pending = b""
         reading, writing = os.pipe()
         try:
@@ -174,6 +177,7 @@ class _Child:
     def leave(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Let it finish what it executes and end."""
         self.is_leaving = True
+        self.leaves_at = time.monotonic()
         self.process.send_signal(number)
 
     def close(self) -> None:
@@ -375,6 +379,12 @@ class _Supervisor:
         for slot in self.slots:
             if slot.child is not None and slot.child.is_ready:
                 self._has_served = True
+            for old in slot.old:
+                if now >= old.leaves_at + _LEAVES_S_MAX:
+                    self._log.warning(
+                        "an old process does not end: killing it", process=slot.number, pid=old.process.pid
+                    )
+                    old.leave(signal.SIGKILL)
             coming = slot.next
             if coming is None:
                 continue
