@@ -237,6 +237,15 @@ def test_no_arguments_break_a_node(order: Order, data: st.DataObject) -> None:
     assert len(desk.given) == 1
 
 
+def test_arguments_that_are_no_utf8_are_refused() -> None:
+    """They come in a part of the order that is read late."""
+    desk = Desk()
+    sent = msgspec.json.encode(Sent("pause", desk.run, desk.epoch, msgspec.Raw(b'{"why": "?"}')))
+    command, _, body = desk.say("chief", sent.replace(b"?", b"\xff"))
+    assert (command, "cannot be read" in body[-1].decode()) == (native.FINAL, True)
+    assert not desk.is_paused()
+
+
 def test_the_memory_of_orders_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network_orders, "IDS_KEPT", 2)
     desk = Desk()

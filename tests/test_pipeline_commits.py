@@ -104,6 +104,7 @@ def test_a_second_writer_is_refused_until_the_first_one_is_gone_even_by_a_kill(t
     ("content", "why"),
     [
         (b'{"run":', "current.json is damaged"),
+        (b'{"run":"\xff","version":1}', "current.json is damaged"),
         (b'{"run":"x","version":99}', "version 99, this program knows 1"),
         (b'{"run":"20261102T120000.000000Z-00"}', "is missing, and current.json names it"),
     ],

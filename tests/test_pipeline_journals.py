@@ -76,6 +76,14 @@ def test_lines_that_are_no_records_say_why_and_kinds_of_later_versions_are_kept(
     assert {(row["pair"], row["day"].isoformat()) for row in rows} == {("orders", "2026-11-02")}
 
 
+def test_a_text_of_a_record_that_is_no_utf8_makes_its_line_unreadable(tmp_path: Path) -> None:
+    run = Run("primary")
+    run.start()
+    line = run.lines()[0]
+    path = write(tmp_path / run.name(), [line, line.replace(b"host-1", b"host-\xff")])
+    assert Counter(row["rejection"] for row in rows_of(path)) == {None: 1, "unreadable": 1}
+
+
 def test_a_segment_that_is_sealed_while_it_is_read_is_found_under_its_new_name(tmp_path: Path) -> None:
     from bstar_pipeline.local_journals import files_at, read
 

@@ -113,10 +113,11 @@ def test_a_file_that_cannot_be_read_or_written_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = PauseFile(tmp_path)
-    file.path.write_text("{")
-    assert file.load() is None
+    for damaged in (b"{", b'{"number":2,"until":1,"why":"\xff"}'):
+        file.path.write_bytes(damaged)
+        assert file.load() is None
     PauseFile(Path("/proc/none")).keep(PersistPause(1, 1.0, ""))
-    assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.ERROR]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.WARNING, logging.ERROR]
 
 
 # --- what people see ----------------------------------------------------------------------------------------

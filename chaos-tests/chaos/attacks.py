@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar, cast
 import pytest
 import zmq
 
-from bstar.errors import CallError, NoActiveNodeError, RejectedError
+from bstar.errors import CallError, NoActiveNodeError, OutcomeUnknownError, RejectedError
 from bstar.security import Security, new_key
 from bstar.wire import native
 from bstar.wire.arbiter import Question, encode_question
@@ -342,7 +342,7 @@ def go_on_with_a_withdrawn_key(target: Target) -> str:
                 nonlocal said
                 try:
                     client.request(SERVICE, b"x", timeout=5.0)
-                except (RejectedError, NoActiveNodeError) as error:
+                except (RejectedError, OutcomeUnknownError, NoActiveNodeError) as error:
                     said = type(error).__name__
                     return True
                 return False

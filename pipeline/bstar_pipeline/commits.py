@@ -208,7 +208,7 @@ def manifest_at(store: Store, root: str, run: str) -> Manifest | None:
 def _decoded(content: bytes, kind: type[_Kind], path: str) -> _Kind:
     try:
         found = msgspec.json.decode(content, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"{path} is damaged ({error}): make the tables anew, in another folder"
         ) from error

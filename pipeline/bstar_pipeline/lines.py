@@ -56,7 +56,7 @@ def read_line(line: bytes) -> Record | Rejected:
     """One line, without its end."""
     try:
         record = _parse_known(line)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return _looked_at(line)
     if record.v == VERSION and _is_in_range(record) and (line.isascii() or _is_text(line)):
         return record
@@ -93,7 +93,7 @@ def _judged(line: bytes) -> tuple[str | None, int | None, dict[str, Any]]:
     """Why the line is no record, or None; its version; its fields."""
     try:
         parsed = _parse_any(line)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return "unreadable", None, {}
     if not isinstance(parsed, dict):
         return "unreadable", None, {}

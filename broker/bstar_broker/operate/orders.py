@@ -268,7 +268,7 @@ class Operator:
         """Carry an order out, or say how far it is. ``by``: the principal that gave it from elsewhere."""
         try:
             return self._answer(word, argument, by)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return Answer(refusal=f"the order cannot be read: {error}")
         except RefusedError as error:
             return Answer(refusal=str(error))

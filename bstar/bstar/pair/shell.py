@@ -352,7 +352,7 @@ class PauseFile:
             kept = msgspec.json.decode(self.path.read_bytes(), type=_KeptPause)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             _log.warning(
                 "%s cannot be read: %s; whether takeovers are paused, the peer says", self.path, error
             )
