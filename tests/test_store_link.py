@@ -175,6 +175,43 @@ def test_a_new_process_of_the_backup_is_the_peer() -> None:
         successor.close()
 
 
+@pytest.fixture
+def lone_primary() -> Iterator[Side]:
+    side = Side("tcp://127.0.0.1:*", is_bound=True)
+    yield side
+    side.close()
+
+
+@pytest.mark.parametrize("is_monitor_late", [False, True])
+def test_a_peer_that_came_back_while_the_loop_was_away_is_heard(
+    lone_primary: Side, is_monitor_late: bool
+) -> None:
+    """Its descriptor is that of the connection that ended. Its first message may be read before the
+    monitor's events of either.
+    """
+    primary = lone_primary
+    read, socket = getattr(primary.link, "_read"), getattr(primary.link, "_socket")  # noqa: B009
+    is_open = getattr(primary.link, "_open")  # noqa: B009
+    with stranger(endpoint_of(primary)) as first:
+        first.send_multipart([HEADER, b"one"])
+        turn_until([primary], lambda: b"one" in primary.heard)
+        before = list(is_open)
+    with stranger(endpoint_of(primary)) as second:
+        second.send_multipart([HEADER, b"two"])
+        assert socket.poll(LIMIT_S * 1_000)
+        if is_monitor_late:
+            read(primary.reactor.now())
+        turn_until([primary], lambda: b"two" in primary.heard)
+        assert list(is_open) == before, "the descriptor was to be the same"
+        second.send_multipart([HEADER, b"three"])
+        turn_until([primary], lambda: b"three" in primary.heard or primary.link.dropped.total())
+        assert primary.heard == [b"one", b"two", b"three"]
+        primary.say(b"four")
+        assert second.poll(LIMIT_S * 1_000)
+        assert primary.losses == 1
+    turn_until([primary], lambda: primary.losses == 2)
+
+
 def test_with_keys_the_nodes_of_the_pair_hear_each_other(tmp_path: Path) -> None:
     with two_sides(Keys(tmp_path)) as (primary, backup):
         say_until_heard(backup, primary, b"hello")

@@ -299,9 +299,11 @@ class _BoundLink(_Link):
         if routing_id in self._former or not frames or frames[0] != HEADER:
             self.dropped["no-store"] += 1
             return False
+        descriptor = int(self._property("__fd") or -1)
         self._end(now)
-        self._peer = routing_id
-        self._descriptor = int(self._property("__fd") or -1)
+        # What happened to the descriptor before this connection got it is known after that.
+        self._follow_connections(now)
+        self._peer, self._descriptor = routing_id, descriptor
         return True
 
     def _end(self, now: float) -> None:
@@ -317,8 +319,10 @@ class _BoundLink(_Link):
             if event == zmq.EVENT_DISCONNECTED:
                 self._open.pop(descriptor, None)
                 if descriptor == self._descriptor:
+                    peer = self._peer
                     self._read(now)
-                    if descriptor == self._descriptor:
+                    # The next connection may have the descriptor, and may have spoken.
+                    if peer == self._peer:
                         self._end(now)
                 continue
             self._open[descriptor] = None
