@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,12 @@ from pathlib import Path
 import pytest
 import zmq
 
+from bstar.net.curve import NodeSecurity
+from bstar.net.sockets import receive_event
+from bstar.pair.arbiter import ArbiterServer
+from bstar.security import new_key
+from bstar.security.keys import write_key
+from bstar.settings.principals import LIST_HEAD, entry_line
 from bstar.wire.arbiter import Answer, Question, decode_answer, encode_question
 from bstar_broker.core.snapshot import NodeState, QuorumState
 from bstar_cli import exits
@@ -19,7 +26,7 @@ from bstar_testing import LoopbackHost, Process, wait_until
 from bstar_testing.nodes import COMMAND
 from support.brokers import Timing
 from support.pairs import QUICK, Pair, standing_pair
-from support.waiting import receive_until
+from support.waiting import LIMIT_S, receive_until
 
 pytestmark = pytest.mark.loopback
 
@@ -96,6 +103,41 @@ def test_without_arbiter_and_without_peer_a_node_stops_until_one_of_them_is_back
             pair.primary.wait_for_state("ACTIVE")
             load.wait_for_replies()
             load.verify()
+
+
+@pytest.mark.parametrize("entry", ["", "{{keys: ['{}'], calls: ['*']}}"], ids=["no key", "no role"])
+def test_a_node_that_leaves_the_list_is_cut_off(tmp_path: Path, entry: str) -> None:
+    keys = {name: new_key(name) for name in ("arbiter", "left", "stays")}
+    write_key(keys["arbiter"], tmp_path)
+    listed = tmp_path / "principals.yaml"
+
+    def write(left: str) -> None:
+        lines = [entry_line(name, keys[name].public.decode(), [role]) for name, role in roles.items()]
+        listed.write_text(LIST_HEAD + "".join(lines) + left)
+
+    roles = {"arbiter": "arbiter", "stays": "peer"}
+    public = keys["left"].public.decode()
+    write(entry_line("left", public, ["peer"]))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with LoopbackHost() as host, context, context.socket(zmq.DEALER) as node:
+        endpoint = f"tcp://127.0.0.1:{host.ports(1)[0]}"
+        security = NodeSecurity(str(tmp_path / "arbiter.key"), str(listed), "arbiter")
+        with ArbiterServer(endpoint, security) as server:
+            thread = threading.Thread(target=server.run)
+            thread.start()
+            node.linger = 0
+            node.curve_publickey, node.curve_secretkey = keys["left"].public, keys["left"].secret
+            node.curve_serverkey = keys["arbiter"].public
+            with node.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED) as monitor:
+                node.connect(endpoint)
+                assert monitor.poll(int(LIMIT_S * 1_000))
+                assert receive_event(monitor)[0] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                write("  left: " + entry.format(public) + "\n" if entry else "")
+                assert monitor.poll(int(LIMIT_S * 1_000))
+                assert receive_event(monitor)[0] == zmq.EVENT_DISCONNECTED
+                node.disable_monitor()
+            server.stop()
+            thread.join()
 
 
 def test_the_command_answers_and_stops_in_good_order() -> None:

@@ -198,7 +198,7 @@ def test_a_peer_that_came_back_while_the_loop_was_away_is_heard(
         before = list(is_open)
     with stranger(endpoint_of(primary)) as second:
         second.send_multipart([HEADER, b"two"])
-        assert socket.poll(LIMIT_S * 1_000)
+        assert socket.poll(int(LIMIT_S * 1_000))
         if is_monitor_late:
             read(primary.reactor.now())
         turn_until([primary], lambda: b"two" in primary.heard)
@@ -207,7 +207,7 @@ def test_a_peer_that_came_back_while_the_loop_was_away_is_heard(
         turn_until([primary], lambda: b"three" in primary.heard or primary.link.dropped.total())
         assert primary.heard == [b"one", b"two", b"three"]
         primary.say(b"four")
-        assert second.poll(LIMIT_S * 1_000)
+        assert second.poll(int(LIMIT_S * 1_000))
         assert primary.losses == 1
     turn_until([primary], lambda: primary.losses == 2)
 
@@ -255,6 +255,18 @@ def test_a_peer_whose_key_is_taken_away_is_not_heard_any_more(tmp_path: Path) ->
 
         turn_until([primary, backup], is_refused)
         assert b"late" not in primary.heard
+
+
+def test_a_peer_whose_role_is_taken_away_hears_nothing_more(tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    with two_sides(keys) as (primary, backup):
+        say_until_heard(backup, primary, b"hello")
+        keys.roles["backup"] = ["calls:price"]
+        keys.roles["shop"] = ["peer"]
+        keys.write("primary", "backup", "shop")
+        assert primary.gate is not None
+        assert primary.gate.security.refresh()
+        turn_until([primary, backup], lambda: primary.losses)
 
 
 def test_a_key_that_is_gone_is_nobodys_on_an_open_connection(

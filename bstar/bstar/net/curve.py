@@ -19,7 +19,7 @@ from bstar.net.zap_socket import ZapSocket
 from bstar.security import Principal, Principals, Security, read_key
 from bstar.security.connector import GIVEN_UP_PAUSE_S, Connector
 from bstar.security.files import LOOK_INTERVAL_S, explained
-from bstar.security.zap import CLIENTS, Rule
+from bstar.security.zap import CLIENTS, Rule, is_peer
 
 if TYPE_CHECKING:
     from bstar.settings.schema import SecuritySettings
@@ -108,7 +108,7 @@ class NodeSecurity:
         return self._trusts[role]
 
     def on_change(self, handler: Callable[[bool], object]) -> None:
-        """Call ``handler(is_any_gone)`` when the list has changed: True if a key is not in it any more."""
+        """Call ``handler(is_any_gone)`` when the list has changed: True if a key is no peer's any more."""
         self._on_change.append(handler)
 
     def refresh(self) -> bool:
@@ -123,7 +123,7 @@ class NodeSecurity:
                 _log.warning(
                     "the principals file holds, but this process cannot start with it: %s", self._lacks
                 )
-            is_any_gone = not before.keys <= self.principals.keys
+            is_any_gone = not before.keys_of(is_peer) <= self.principals.keys_of(is_peer)
             for handler in self._on_change:
                 handler(is_any_gone)
         return is_new

@@ -79,6 +79,7 @@ class ArbiterServer(Closing):
             ) from error
         if self._gate is not None:
             self._gate.guard(self._listener, PEERS)
+            self._gate.security.on_change(self._follow_trust)
         self._probes: HttpEndpoint | None = None
         self._reactor.add_source(socket, self._on_readable)
         self._reactor.add_machine(self.machine.next_deadline, self._on_deadline)
@@ -130,6 +131,11 @@ class ArbiterServer(Closing):
         self._context.term()
         if self._file is not None:
             self._file.close()
+
+    def _follow_trust(self, is_any_gone: bool) -> None:
+        """The list of principals has changed: a key that is no peer's any more claims nothing more."""
+        if is_any_gone:
+            self._listener.hang_up_all()
 
     # --- in and out ---------------------------------------------------------------------------------------
 

@@ -146,11 +146,6 @@ class Principals:
                     raise ConfigurationError(f"{principal.name} and {other} have one token twice")
                 self._by_digest[digest] = principal
 
-    @property
-    def keys(self) -> frozenset[str]:
-        """The public keys of all."""
-        return frozenset(self._by_key)
-
     def keys_of(self, may: Callable[[Principal], bool]) -> frozenset[str]:
         """The public keys of those for whom ``may`` holds."""
         return frozenset(key for key, (_, principal) in self._by_key.items() if may(principal))

@@ -38,7 +38,8 @@ def uses_node(principal: Principal) -> bool:
     return uses_services(principal) or principal.may_order
 
 
-def _is_peer(principal: Principal) -> bool:
+def is_peer(principal: Principal) -> bool:
+    """True for the nodes of the pair."""
     return principal.is_peer
 
 
@@ -62,7 +63,7 @@ class Doorkeeper:
         on_refused: Callable[[str, str, str], None] = lambda reason, who, address: None,
     ) -> None:
         self.principals = principals
-        self.rules: dict[bytes, Rule] = {CLIENTS: uses_node, PEERS: _is_peer}
+        self.rules: dict[bytes, Rule] = {CLIENTS: uses_node, PEERS: is_peer}
         self.why_not: Callable[[bytes, Principal], str] = lambda domain, principal: ""
         self.on_admitted: Callable[[bytes, str], bytes] = lambda domain, address: b""
         self.admitted: Counter[str] = Counter()
