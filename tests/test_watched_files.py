@@ -64,6 +64,22 @@ def test_a_file_that_is_gone_keeps_its_value(
     assert caplog.text.count("cannot be used") == 1, "one change is logged once"
 
 
+def test_a_change_that_the_system_could_not_read_is_read_later(
+    path: Path, watched: WatchedFiles[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: Path, mode: str) -> None:
+        raise OSError(24, "Too many open files")
+
+    path.write_text("other")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", fail)
+        for _ in range(3):
+            assert not watched.refresh()
+    assert caplog.text.count("cannot be used") == 1
+    assert watched.refresh()
+    assert (watched.value, watched.error) == ("other", "")
+
+
 def test_files_that_belong_together_are_read_when_one_of_them_changes(tmp_path: Path) -> None:
     paths = [tmp_path / "one", tmp_path / "two"]
     for path in paths:

@@ -61,18 +61,21 @@ class WatchedFiles(Generic[T]):
     def refresh(self) -> bool:
         """Read them again if one has changed; True if there is a new value.
 
-        If they cannot be used, the value from before holds, and the log says so once for each change.
+        If they cannot be used, the value from before holds, and the log says so once for each change. They
+        are tried again: what was wrong may have been the system, without a free descriptor.
         """
         # They are looked at before they are read: what changes meanwhile is found the next time.
         stamps = self._look()
-        if stamps == self._stamps:
+        is_changed = stamps != self._stamps
+        if not is_changed and not self.error:
             return False
         self._stamps = stamps
         try:
             self.value = self._read()
         except ConfigurationError as error:
+            if is_changed or str(error) != self.error:
+                _log.error("%s cannot be used, what it said before holds: %s", self.name, error)
             self.error = str(error)
-            _log.error("%s cannot be used, what it said before holds: %s", self.name, error)
             return False
         self.error = ""
         return True
