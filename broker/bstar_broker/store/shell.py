@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, cast
 
@@ -73,7 +74,7 @@ class StoreShell(Closing):
         self._settings = settings
         self._hear = hear
         self._reactor = reactor
-        self._free_bytes = 0
+        self._free_bytes = self._file_bytes = 0
         self._looked_at = -inf
         self._orders: list[DiskOutput] = []
         # Set if the disk's thread has ended: then the reactor is asked to stop, so the node hands its role
@@ -206,7 +207,13 @@ class StoreShell(Closing):
     def _wake(self) -> None:
         # In the disk's thread. A reactor that is closed asks for nothing any more.
         with suppress(ClosedError):
-            self._reactor.call_threadsafe(self.take)
+            self._reactor.call_threadsafe(self._take)
+
+    def _take(self) -> None:
+        try:
+            self.take()
+        except Exception as error:  # noqa: BLE001  # the loop raises it, as that of any handler: see _raise
+            self._reactor.call_at(self._reactor.now(), partial(_raise, error))
 
     def take(self) -> None:
         """Hand over what the disk has answered."""
@@ -224,10 +231,14 @@ class StoreShell(Closing):
         disk, now = self._disk, self._reactor.now()
         if now >= self._looked_at + _LOOK_INTERVAL_S:
             self._looked_at = now
-            self._free_bytes = disk.free_bytes()
+            with suppress(OSError):
+                self._free_bytes = disk.free_bytes()
+        # If the directory is gone, what the disk's thread does next tells. It may be moving files right now.
+        with suppress(OSError):
+            self._file_bytes = disk.file_bytes()
         return DiskState(
             free_bytes=self._free_bytes,
-            file_bytes=disk.file_bytes(),
+            file_bytes=self._file_bytes,
             waiting=disk.orders_waiting,
             commits=disk.commits,
             sync_bounds_s=list(LAG_BOUNDS_S),
@@ -245,3 +256,8 @@ class StoreShell(Closing):
     def close(self) -> None:
         """Close the link, let the disk finish what waits, and end its thread."""
         self._resources.close()
+
+
+def _raise(error: Exception, now: float) -> None:
+    """For a call from another thread, whose future has no reader."""
+    raise error
