@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from unittest.mock import Mock
 
 import pytest
 
-from bstar.wire import durable, native
+from bstar.wire import durable, front, native
+from bstar.wire.dialect import Dialect
 from bstar.wire.durable import Repeat, Schedule, Service, Submit
 from bstar.wire.mdp import MDP01, MDP02, ClientReply, WorkerVerb
-from bstar.wire.messages import ErrorCode
+from bstar.wire.messages import ErrorCode, Request
+from bstar_broker.core.front import Front
 from bstar_broker.store.core.settings import StoreSettings
 from bstar_broker.store.core.titanic import CLOSE, REPLY, REQUEST
 from support.desk import Desk
@@ -286,6 +289,26 @@ def test_an_operation_that_no_majority_follows_is_forgotten() -> None:
     assert solo.say(*MDP01.encode_request(REQUEST, [b"echo", b"again"]), sender=b"plain") == []
     solo.grant()
     assert len(solo.table.records) == 1
+
+
+def test_a_front_hears_of_an_operation_that_no_majority_follows() -> None:
+    """It remembers what it has asked until it has an answer."""
+    asker = Mock(Front)
+    asker.name = "emq"
+    asker.next_deadline.return_value = None
+    for told in (asker.deliver, asker.activate, asker.deactivate, asker.handle_timer):
+        told.return_value = []
+    solo = SoloStore(has_arbiter=True, make_fronts=lambda inlet: [asker])
+    solo.step_down()
+    solo.miss_peer()
+    body = [durable.encode(Submit(bytes(24), b"echo", [b"hello"]))]
+    asked = Request(front.peer_id("emq", "clients", b"c"), Dialect.FRONT, (b"e",), Service.SUBMIT.value, body)
+    solo.carry_out(solo.node.receive_message(asked, solo.now, ""))
+    asker.deliver.assert_not_called()
+    solo.miss_peer()
+    order: front.Order = asker.deliver.call_args.args[0]
+    assert (order.verb, order.envelope) == (front.Verb.NOT_ACTIVE, asked.envelope)
+    assert solo.node.state(solo.now).broker.drops["not-active"] == 1
 
 
 def test_only_so_many_operations_wait_for_the_store(solo: SoloStore) -> None:

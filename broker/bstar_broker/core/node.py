@@ -497,8 +497,7 @@ class Node:
             outputs += self._expand(self.machine.step(Vote(), now), now)
         if self._has_votes and ledger.is_suspended and now >= self._waits_until:
             self._has_votes = False
-            self._drop_early()
-            outputs += self.broker.release_late(now)
+            outputs += self._refuse_early(now) + self.broker.release_late(now)
         return outputs
 
     def switch_over(self, now: float, *, is_if_healthy: bool = False) -> list[Output]:
@@ -579,15 +578,14 @@ class Node:
         if self.broker.ledger.is_suspended and (
             self.machine.hears_active_peer(now) or self.machine.is_leaving
         ):
-            expanded += self.broker.release(now)
             self._has_votes = False
-            self._drop_early()
+            expanded += self._refuse_early(now) + self.broker.release(now)
         return expanded
 
-    def _drop_early(self) -> None:
-        for _ in self._early:
-            self.broker.ledger.drop("not-active")
-        self._early.clear()
+    def _refuse_early(self, now: float) -> list[Output]:
+        """No node has served in time, or the other one does: a front hears so, a plain client cannot."""
+        early, self._early = self._early, []
+        return [output for message, _ in early for output in self.broker.refuse(message, now)]
 
     # --- for people and monitors ----------------------------------------------------------------------------
 
