@@ -107,6 +107,25 @@ def test_a_wait_ends_with_what_is_known(solo: SoloStore) -> None:
     assert durable.decode(solo.sent[-1][2], Standing).state == State.PENDING
 
 
+def test_parts_too_large_to_be_kept_end_the_attempt_and_no_part_of_a_reply_is_an_answer() -> None:
+    solo = SoloStore(partials_buffer_bytes_max=10)
+    solo.submit(ID, attempts_max=2, backoff_ms=1_000)
+    [job] = ready(solo)
+    for index in range(3):
+        solo.say(*native.encode_partial(job.identity, job.epoch, index, [b"x" * 6]), sender=WORKER)
+    answer(solo, job)
+    standing = solo.status(ID)
+    assert (standing.state, standing.attempts) == (State.PENDING, 1)
+    before = len(solo.sent)
+    solo.wait(1.2)
+    [again] = jobs(solo.sent[before:])
+    solo.say(*native.encode_partial(again.identity, again.epoch, 0, [b"x" * 11]), sender=WORKER)
+    answer(solo, again)
+    standing = solo.status(ID)
+    assert (standing.state, standing.cause) == (State.DEAD, Cause.FAILED)
+    assert "limits.partials_buffer_bytes_max" in standing.text
+
+
 def test_a_failed_attempt_is_tried_again_later_and_the_worker_hears_which_it_is(solo: SoloStore) -> None:
     solo.submit(ID, attempts_max=2, backoff_ms=1_000, headers=b"\x03\x00\x03\x01ab")
     [job] = ready(solo)

@@ -14,6 +14,7 @@ from bstar_broker.core.registry import WorkerRegistry
 
 # Frames of PARTIALs held for one reply. Each costs an object, even one without a byte.
 _HELD_FRAMES_MAX = 100_000
+_INCOMPLETE = b"the parts before its last one are too large to be kept: limits.partials_buffer_bytes_max"
 
 
 class Replies:
@@ -46,14 +47,19 @@ class Replies:
             ledger.report(request, "late", (), now)
         else:
             tally.observe_latency(now - request.accepted_at)
-            if type(message) is Final:
+            if type(message) is Final and request.held is None and request.held_bytes:
+                tally.lost += 1
+                ledger.report(request, "lost", (), now)
+                # A plain client gets nothing.
+                frames = request.codec.failure(request, ledger.epoch, ErrorCode.HANDLER_FAILED, _INCOMPLETE)
+            elif type(message) is Final:
                 tally.answered += 1
                 body = message.body
                 if request.held is not None:
                     body = [*request.held, *body]
                 if ledger.observer is not None:
                     ledger.report(request, "answered", body, now)
-                frames: list[bytes] | None = request.codec.final(
+                frames = request.codec.final(
                     request, request.service.name, ledger.epoch, request.partials, body, message.header
                 )
             else:
@@ -108,7 +114,7 @@ class Replies:
             request.partials += request.codec.is_streaming
             return outputs
         if not request.codec.is_streaming:
-            self._hold(request, message.body, now)
+            self._hold(request, message.body)
             return outputs
         index = request.partials
         request.partials = index + 1
@@ -129,20 +135,21 @@ class Replies:
         elif request.codec is native_broker.CODEC:
             self._ledger.answer(request, [request.sender, message.header, *message.body], outputs)
 
-    def _hold(self, request: Accepted, body: list[bytes], now: float) -> None:
-        """Keep a PARTIAL for a client that takes one reply only; all of them leave as one (6.7-3)."""
+    def _hold(self, request: Accepted, body: list[bytes]) -> None:
+        """Keep a PARTIAL for a client that takes one reply only; all of them leave as one (6.7-3).
+
+        ``held`` is None and ``held_bytes`` not 0 once there were too many: the reply is not whole.
+        """
+        if request.held is None and request.held_bytes:
+            return
         ledger = self._ledger
         held = request.held if request.held is not None else []
         held += body
         request.held = held
-        request.held_bytes += sum(map(len, body))
+        request.held_bytes += sum(map(len, body)) or 1
         if request.held_bytes > ledger.settings.partials_buffer_bytes_max or len(held) > _HELD_FRAMES_MAX:
-            # The client gets nothing. The worker may finish; its reply is late then.
             ledger.drop("partials-overflow")
-            request.service.tally.lost += 1
-            ledger.report(request, "lost", (), now)
             request.held = None
-            request.is_abandoned = True
 
     # --- batches --------------------------------------------------------------------------------------------
 

@@ -168,8 +168,9 @@ class Limits(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=64 * GIB,
-            description="Bytes of PARTIALs kept for one client of MDP/0.1, joined when the final one "
-            "comes. 0 keeps none. Default 16 MiB.",
+            description="Bytes of PARTIALs kept for one request of MDP/0.1 or a durable one, joined when "
+            "the final one comes. Beyond it the request has no reply; a durable attempt has failed. 0 keeps "
+            "none. Default 16 MiB.",
         ),
     ] = 16 * MIB
 
