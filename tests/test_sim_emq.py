@@ -80,7 +80,7 @@ def test_a_build_that_goes_on_beside_a_cancelled_request_of_a_group_is_caught(
 
 def _first_rule_broken() -> str:
     """The first rule that a run with serial groups breaks, of some seeds; "" if none does."""
-    for seed in (13, 16, 11, 14):
+    for seed in (24, 25, 34, 48, 59, 13, 16):
         outcome = play(setup_of(seed, fleet=False, keys=False, emq=True, store=True))
         if outcome.rule:
             return outcome.rule

@@ -14,7 +14,7 @@ from bstar.wire import native, native_broker
 from bstar.wire.batches import final_rows, pack_requests
 from bstar.wire.extensions import elsewhere_of
 from bstar.wire.limits import TEXT_BYTES_MAX
-from bstar.wire.messages import ErrorCode, NodeStatus, Reason
+from bstar.wire.messages import ALL_FEATURES, READS_BATCHES, ErrorCode, NodeStatus, Reason
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker.dialects import Job, NativeWorker, WorkerDialect
 from bstar_client.core.worker.jobs import WorkerLimits
@@ -745,7 +745,7 @@ def test_replies_of_two_epochs_do_not_travel_together(several: Bench) -> None:
 def test_a_broker_that_did_not_say_so_is_sent_no_batch() -> None:
     bench = Bench(WorkerLimits(credit=5))
     bench.take(bench.core.connected(0, bench.now))
-    told = NodeStatus(3, 1, 0, 0, 0, 100, 300, False)
+    told = NodeStatus(3, 1, 0, 0, 0, 100, 300, ALL_FEATURES & ~READS_BATCHES)
     bench.hear(0, CODEC.welcome(b"", (), told, 250, 1000))
     bench.request(0, ONE)
     bench.request(0, TWO)

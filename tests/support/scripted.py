@@ -18,7 +18,7 @@ import zmq
 
 from bstar.errors import RemoteProtocolError
 from bstar.wire import decode
-from bstar.wire.messages import FromPeer, NodeStatus, Ping, Ready, Request
+from bstar.wire.messages import ALL_FEATURES, READS_BATCHES, FromPeer, NodeStatus, Ping, Ready, Request
 from bstar.wire.native_broker import CODEC
 
 WAIT_S = 30.0
@@ -31,7 +31,8 @@ def status(
     state: int = ACTIVE, *, epoch: int = 1, peer: int = SILENT, retry_after_ms: int = 0, timeout_ms: int = 400
 ) -> NodeStatus:
     """A node's status; ``timeout_ms`` is its pair's failover timeout. It knows no batches."""
-    return NodeStatus(state, epoch, peer, 0, retry_after_ms, timeout_ms // 4, timeout_ms, False)
+    features = ALL_FEATURES & ~READS_BATCHES
+    return NodeStatus(state, epoch, peer, 0, retry_after_ms, timeout_ms // 4, timeout_ms, features)
 
 
 def final(request: Request, *body: bytes, partials: int = 0, epoch: int = 1) -> list[bytes]:
