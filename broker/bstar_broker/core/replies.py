@@ -48,10 +48,7 @@ class Replies:
         else:
             tally.observe_latency(now - request.accepted_at)
             if type(message) is Final and request.held is None and request.held_bytes:
-                tally.lost += 1
-                ledger.report(request, "lost", (), now)
-                # A plain client gets nothing.
-                frames = request.codec.failure(request, ledger.epoch, ErrorCode.HANDLER_FAILED, _INCOMPLETE)
+                self._lose(request, now, outputs)  # it was given up, and asked for again since
             elif type(message) is Final:
                 tally.answered += 1
                 body = message.body
@@ -62,10 +59,10 @@ class Replies:
                 frames = request.codec.final(
                     request, request.service.name, ledger.epoch, request.partials, body, message.header
                 )
+                ledger.answer(request, frames, outputs)
             else:
                 assert type(message) is Failure
-                frames = self._fail(request, message, now)
-            ledger.answer(request, frames, outputs)
+                ledger.answer(request, self._fail(request, message, now), outputs)
         ledger.forget(request)
         self._has_room(worker, now, outputs)
         return outputs
@@ -87,6 +84,14 @@ class Replies:
         if codec is ledger.mailbox:
             ledger.mailbox.retry_after(failure.retry_ms)
         return frames
+
+    def _lose(self, request: Accepted, now: float, outputs: list[Output]) -> None:
+        """The parts of its reply are not all here."""
+        ledger = self._ledger
+        request.service.tally.lost += 1
+        ledger.report(request, "lost", (), now)
+        frames = request.codec.failure(request, ledger.epoch, ErrorCode.HANDLER_FAILED, _INCOMPLETE)
+        ledger.answer(request, frames, outputs)
 
     def receive_partial(self, message: Partial | ProgressMade, now: float) -> list[Output]:
         """Handle a PARTIAL or the progress of a request: its reply will follow."""
@@ -114,7 +119,7 @@ class Replies:
             request.partials += request.codec.is_streaming
             return outputs
         if not request.codec.is_streaming:
-            self._hold(request, message.body)
+            self._hold(request, message.body, now, outputs)
             return outputs
         index = request.partials
         request.partials = index + 1
@@ -135,10 +140,11 @@ class Replies:
         elif request.codec is native_broker.CODEC:
             self._ledger.answer(request, [request.sender, message.header, *message.body], outputs)
 
-    def _hold(self, request: Accepted, body: list[bytes]) -> None:
+    def _hold(self, request: Accepted, body: list[bytes], now: float, outputs: list[Output]) -> None:
         """Keep a PARTIAL for a client that takes one reply only; all of them leave as one (6.7-3).
 
-        ``held`` is None and ``held_bytes`` not 0 once there were too many: the reply is not whole.
+        ``held`` is None and ``held_bytes`` not 0 once there were too many, or since it was cancelled: the
+        reply is not whole, also for who asks again meanwhile.
         """
         if request.held is None and request.held_bytes:
             return
@@ -148,8 +154,12 @@ class Replies:
         request.held = held
         request.held_bytes += sum(map(len, body)) or 1
         if request.held_bytes > ledger.settings.partials_buffer_bytes_max or len(held) > _HELD_FRAMES_MAX:
+            # The worker may finish; its reply is late then. A plain client gets nothing, the store and fronts
+            # an end, or they would wait for ever.
             ledger.drop("partials-overflow")
+            self._lose(request, now, outputs)
             request.held = None
+            request.is_abandoned = True
 
     # --- batches --------------------------------------------------------------------------------------------
 
