@@ -10,6 +10,7 @@ import zmq
 
 from bstar.errors import BusyError, CallTimeoutError
 from bstar_client.pzq import PzqConsumer, PzqProducer
+from bstar_testing import LoopbackHost
 from support.waiting import LIMIT_S, Socket, receive
 
 pytestmark = pytest.mark.loopback
@@ -75,6 +76,22 @@ def test_a_producer_refuses_more_than_its_list_may_have(queue: Queue) -> None:
         producer.send(b"one")
         with pytest.raises(BusyError, match="flush"):
             producer.send(b"two")
+
+
+def test_what_was_sent_without_a_connection_comes_in_its_order() -> None:
+    context: zmq.Context[Socket] = zmq.Context()
+    with LoopbackHost() as host, context, context.socket(zmq.ROUTER) as late:
+        late.linger = 0
+        (port,) = host.ports(1)
+        endpoint = f"tcp://127.0.0.1:{port}"
+        with PzqProducer([endpoint], retry_s=LIMIT_S) as producer:
+            for number in range(5):
+                producer.send(b"%d" % number)
+            late.bind(endpoint)
+            while not late.poll(0):
+                with pytest.raises(CallTimeoutError):
+                    producer.flush(0.1)
+            assert [receive(late)[-1] for _ in range(5)] == [b"%d" % number for number in range(5)]
 
 
 def test_silence_is_a_failure(queue: Queue) -> None:

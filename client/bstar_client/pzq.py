@@ -11,11 +11,13 @@ import itertools
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 import zmq
 
 from bstar.base.closing import Closing
+from bstar.base.deadlines import Deadlines
 from bstar.base.endpoints import parse_endpoint
 from bstar.errors import BusyError, CallTimeoutError, ConfigurationError, RemoteProtocolError
 from bstar.net.sockets import receive, send
@@ -92,7 +94,8 @@ class PzqProducer(_Peer):
         self._outstanding_max = to_count(outstanding_max, "outstanding_max", 1)
         self._numbers = itertools.count(1)
         # By id: the frames, and when to send them (again).
-        self._sent: OrderedDict[bytes, tuple[list[bytes], float]] = OrderedDict()
+        self._sent: dict[bytes, tuple[list[bytes], float]] = {}
+        self._due: Deadlines[bytes] = Deadlines(lambda each, at: self._sent.get(each, (b"", None))[1] == at)
         super().__init__(zmq.DEALER, endpoints, security)
 
     @property
@@ -106,7 +109,7 @@ class PzqProducer(_Peer):
         self._turn(0.0)
         if len(self._sent) >= self._outstanding_max:
             raise BusyError(f"{len(self._sent)} messages are not acknowledged: call flush()")
-        self._sent[b"%d" % next(self._numbers)] = frames, 0.0
+        self._put(b"%d" % next(self._numbers), frames, 0.0)
         self._turn(0.0)
 
     def flush(self, timeout: float = 30.0) -> None:
@@ -134,14 +137,19 @@ class PzqProducer(_Peer):
                 self.counts["stored" if is_stored else "failed"] += 1
                 frames, _ = self._sent.pop(message_id)
                 if not is_stored:
-                    self._sent[message_id] = frames, now + _REFUSED_PAUSE_S
-        for message_id, (frames, due) in list(self._sent.items()):
-            if now >= due:
-                try:
-                    send(self._socket, [message_id, b"", *frames])
-                except zmq.Again:  # no connection, or full ones: the next turn tries again
-                    break
-                self._sent[message_id] = frames, now + self._retry_s
+                    self._put(message_id, frames, now + _REFUSED_PAUSE_S)
+        due = self._due.pop_due(now)
+        # Without a connection, or with full ones, all stay as they are, in their order.
+        while self._socket.poll(0, zmq.POLLOUT) and (each := next(due, None)) is not None:
+            frames, _ = self._sent[each]
+            with suppress(zmq.Again):  # the connection has just ended: as if the message were lost on its way
+                send(self._socket, [each, b"", *frames])
+            self._put(each, frames, now + self._retry_s)
+
+    def _put(self, message_id: bytes, frames: list[bytes], due: float) -> None:
+        """Send it when it is due."""
+        self._sent[message_id] = frames, due
+        self._due.add(message_id, due)
 
 
 class PzqMessage(msgspec.Struct, frozen=True):
