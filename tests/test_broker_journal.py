@@ -24,7 +24,7 @@ from bstar.wire.dialect import Dialect
 from bstar.wire.messages import ErrorCode, Finals
 from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Node, Send
-from bstar_broker.core.observer import GivenOrder, LostBecause, Order, Outcome
+from bstar_broker.core.observer import LostBecause, Order, Outcome
 from bstar_broker.core.records import Accepted, Bundle, ServiceRecord, WorkerRecord
 from bstar_broker.journal import NodeJournal, config_digest, open_journal, options_of
 from bstar_broker.journal.node_journal import PAIR_RECORDS
@@ -59,7 +59,7 @@ class Told:
     def ordered(self, service: ServiceRecord, order: Order, why: str, now: float, **_: object) -> None:
         pass
 
-    def order_given(self, given: GivenOrder, now: float) -> None:
+    def order_given(self, now: float, **fields: str | int) -> None:
         pass
 
     def forgotten(self, service: ServiceRecord, now: float) -> None:

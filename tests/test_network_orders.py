@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import msgspec
@@ -18,7 +19,6 @@ from bstar.star import EpochHeard
 from bstar.wire import mmi, native
 from bstar.wire.messages import ErrorCode
 from bstar_broker.core import BrokerSettings, Node, Send
-from bstar_broker.core.observer import GivenOrder
 from bstar_broker.core.outputs import OrderReceived
 from bstar_broker.journal import NodeJournal
 from bstar_broker.operate import network_orders
@@ -57,9 +57,9 @@ class Desk(House):
         return self.node.machine.pause.is_on(self.now)
 
     @property
-    def given(self) -> list[GivenOrder]:
+    def given(self) -> list[SimpleNamespace]:
         """What the journal has."""
-        return [call.args[0] for call in self.journal.order_given.call_args_list]
+        return [SimpleNamespace(**call.kwargs) for call in self.journal.order_given.call_args_list]
 
     def say(self, user: str, body: bytes, id_: bytes = ID) -> tuple[int, int, list[bytes]]:
         """Command, value and body of the answer to one REQUEST."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import typer
 
+from bstar.base.undecodable import UNDECODABLE
 from bstar.errors import ConfigurationError
 from bstar_cli.terminal import lines
 
@@ -43,7 +44,7 @@ def _indented(frame: bytes) -> bytes:
         return frame
     try:
         msgspec.json.decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return frame
     return msgspec.json.format(frame, indent=2)
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import msgspec
 import typer
@@ -21,6 +21,7 @@ from bstar.fleet import Fleet
 from bstar.security import Security
 from bstar.security.trust import KEY_VARIABLE, SERVERS_VARIABLE
 from bstar_client.arguments.environment import DEFAULT_ENDPOINTS, fleet_of_environment, fleet_of_text
+from bstar_client.arguments.settings import Dialect
 
 # What few commands need is imported where it is used: on a busy machine each costs bstar status a tenth of a
 # second.
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from bstar.net.http_endpoint import HttpPlace
     from bstar.settings import Settings
     from bstar_client import JournalSettings
-
-Dialect = Literal["native", "mdp01", "mdp02"]
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)")

@@ -21,6 +21,7 @@ import typer
 import zmq
 from rich.table import Table
 
+from bstar.base.undecodable import UNDECODABLE
 from bstar.settings import Settings
 from bstar.wire import mmi
 from bstar_broker.core.snapshot import ListedWorker, RequestState
@@ -172,7 +173,7 @@ def give(order: Order, node: Settings | Elsewhere, arguments: Mapping[str, objec
 def _answer(order: Order, answer: bytes) -> Answer:
     try:
         read = msgspec.json.decode(answer, type=order.answer)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         raise RefusedError("the node is of a release that answers otherwise") from None
     if read.refusal:
         raise RefusedError(read.refusal)

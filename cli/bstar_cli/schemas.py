@@ -6,6 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from bstar.base.printable import counted, printable
+from bstar.base.undecodable import UNDECODABLE
 from bstar.wire.description import Offer, Schema
 
 _OUTLINE_CHARS_MAX: Final = 2_000
@@ -103,7 +104,7 @@ def misfits(offers: Sequence[Offer], frames: Sequence[bytes]) -> list[tuple[Offe
         return [(offer, "it is empty") for offer, _ in described]
     try:
         value = msgspec.json.decode(frames[0])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         return [(offer, f"it is no JSON: {error}") for offer, _ in described]
     return [(offer, _misfit(value, schema)) for offer, schema in described]
 

@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from bstar.base.printable import counted, printable
+from bstar.base.undecodable import UNDECODABLE
 from bstar.errors import ConfigurationError, NoActiveNodeError, RemoteProtocolError
 from bstar.security import Security
 from bstar.wire.description import LimitsInUse, Offer, Schema, ServiceSummary
@@ -298,7 +299,7 @@ def _listings(answers: Sequence[NodeAnswer], kind: type[list[T]]) -> list[list[T
         elif body[:1] == [OK] and len(body) == 2:
             try:
                 found.append(msgspec.json.decode(body[1], type=kind))
-            except msgspec.DecodeError as error:
+            except UNDECODABLE as error:
                 errors.append(f"{answer.endpoint}: the answer cannot be read: {error}")
         else:
             errors.append(f"{answer.endpoint}: a broker of an earlier release, which knows no descriptions")

@@ -32,6 +32,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from bstar.base.undecodable import UNDECODABLE
 from bstar.errors import ConfigurationError
 from bstar.host.whole_file import lock_file, sync_folder, write_whole
 
@@ -208,7 +209,7 @@ def manifest_at(store: Store, root: str, run: str) -> Manifest | None:
 def _decoded(content: bytes, kind: type[_Kind], path: str) -> _Kind:
     try:
         found = msgspec.json.decode(content, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise ConfigurationError(
             f"{path} is damaged ({error}): make the tables anew, in another folder"
         ) from error

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types
 
+from bstar.base.undecodable import UNDECODABLE
 from bstar.records import KINDS, VERSION
 from bstar.records.base import Base
 from bstar_pipeline.schema import BASE, DEFAULTS, LINE, REJECTED, REQUIRED, TIME_US_MAX, TOPICS
@@ -56,7 +57,7 @@ def read_line(line: bytes) -> Record | Rejected:
     """One line, without its end."""
     try:
         record = _parse_known(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNDECODABLE:
         return _looked_at(line)
     if record.v == VERSION and _is_in_range(record) and (line.isascii() or _is_text(line)):
         return record
@@ -93,7 +94,7 @@ def _judged(line: bytes) -> tuple[str | None, int | None, dict[str, Any]]:
     """Why the line is no record, or None; its version; its fields."""
     try:
         parsed = _parse_any(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNDECODABLE:
         return "unreadable", None, {}
     if not isinstance(parsed, dict):
         return "unreadable", None, {}

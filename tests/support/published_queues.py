@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from types import TracebackType
 from typing import Self
 
 import zmq
 
+from bstar.base.closing import Closing
 from support.waiting import Bell, Socket
 
 _POLL_MS = 20
@@ -24,7 +24,7 @@ def _endpoint(socket: Socket) -> str:
     return endpoint.rstrip(b"\0").decode()
 
 
-class _Published:
+class _Published(Closing):
     """Runs until the block ends. ``clients`` and ``workers`` are where they connect."""
 
     def __init__(self, clients: str = "tcp://127.0.0.1:*", workers: str = "tcp://127.0.0.1:*") -> None:
@@ -45,9 +45,8 @@ class _Published:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """End its thread and its sockets."""
         self._stop.set()
         self._thread.join()
         self._context.destroy()

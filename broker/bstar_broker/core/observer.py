@@ -7,8 +7,6 @@ are not reported: an observer reads them when it wants them.
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-import msgspec
-
 from bstar.wire.messages import Finals
 from bstar_broker.core.records import Accepted, Bundle, ServiceRecord, WorkerRecord
 
@@ -17,23 +15,6 @@ Outcome = Literal[
 ]
 Order = Literal["pause", "resume", "purge", "drain-worker", "resume-worker", "cancel-request"]
 LostBecause = Literal["drained", "left", "expired", "stuck", "unreachable", "invalid", "unexpected"]
-
-
-class GivenOrder(msgspec.Struct, frozen=True):
-    """An order from elsewhere. ``order`` is its word, "" if it cannot be read; ``id`` in hexadecimal digits.
-
-    ``reason``: "" if it was carried out; "refused" if it could not be, ``text`` says why; or that of a
-    ``Refusal``. ``arguments`` is a JSON object.
-    """
-
-    principal: str
-    order: str
-    id: str
-    address: str = ""
-    epoch: int = 0
-    arguments: str = ""
-    reason: str = ""
-    text: str = ""
 
 
 class Observer(Protocol):
@@ -76,8 +57,8 @@ class Observer(Protocol):
         ``about``: the routing id of the worker, or the identity of the request, that was meant.
         """
 
-    def order_given(self, given: GivenOrder, now: float) -> None:
-        """An order came from elsewhere."""
+    def order_given(self, now: float, **fields: str | int) -> None:
+        """An order came from elsewhere; ``fields`` are those of ``bstar.records.OrderGiven``."""
 
     def forgotten(self, service: ServiceRecord, now: float) -> None:
         """The record of a service that was forgotten long ago is dropped with its counters."""

@@ -8,13 +8,11 @@ cannot be written.
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from bstar import records, star
 from bstar.journal import Journal
 from bstar.star import StarMachine
 from bstar_broker.core import Node
-from bstar_broker.core.observer import GivenOrder, LostBecause, Order
+from bstar_broker.core.observer import LostBecause, Order
 from bstar_broker.core.records import ServiceRecord, WorkerRecord
 from bstar_broker.core.snapshot import JournalState
 from bstar_broker.journal.durable_lines import DurableLines
@@ -146,9 +144,9 @@ class NodeJournal:
             text=why,
         )
 
-    def order_given(self, given: GivenOrder, now: float) -> None:
+    def order_given(self, now: float, **fields: str | int) -> None:
         """An order came from elsewhere."""
-        self.journal.write(records.OrderGiven, now, **msgspec.structs.asdict(given))
+        self.journal.write(records.OrderGiven, now, **fields)
 
     # --- an observer of the pair ----------------------------------------------------------------------------
 

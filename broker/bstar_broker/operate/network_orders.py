@@ -16,6 +16,7 @@ from typing import Annotated, Final
 import msgspec
 
 from bstar.base.printable import printable
+from bstar.base.undecodable import UNDECODABLE
 from bstar.security.principals import Principal
 from bstar.settings.schema import Settings
 from bstar.wire import mmi
@@ -23,7 +24,6 @@ from bstar.wire.epochs import EPOCH_MAX
 from bstar.wire.messages import Request
 from bstar.wire.native_broker import CODEC
 from bstar.wire.refusals import ORDER_INVALID, ORDER_NOT_ALLOWED, ORDER_REPEATED, ORDER_STALE, Refusal
-from bstar_broker.core.observer import GivenOrder
 from bstar_broker.core.outputs import OrderReceived, Output, Send
 from bstar_broker.operate.orders import ORDERS, Operator, Order
 
@@ -142,7 +142,8 @@ class NetworkOrders:
         observer = self._node.broker.ledger.observer
         if observer is None:
             return
-        given = GivenOrder(
+        observer.order_given(
+            self._operator.clock(),
             principal=name,
             order=sent.word if sent is not None and sent.word in _ORDERS else "",
             id=request.identity.hex(),
@@ -152,7 +153,6 @@ class NetworkOrders:
             reason=reason,
             text=text,
         )
-        observer.order_given(given, self._operator.clock())
 
 
 def _read(request: Request) -> Sent | None:
@@ -162,5 +162,5 @@ def _read(request: Request) -> Sent | None:
         return None
     try:
         return msgspec.json.decode(body, type=Sent)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return None

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Type
 import msgspec
 
 from bstar.base.printable import counted, duration, printable
+from bstar.base.undecodable import UNDECODABLE
 from bstar.settings.schema import RoleName, Settings
 from bstar.star.takeover_pause import PAUSE_S_MAX
 from bstar.wire.peer import PAUSE_WHY_CHARS_MAX
@@ -268,7 +269,7 @@ class Operator:
         """Carry an order out, or say how far it is. ``by``: the principal that gave it from elsewhere."""
         try:
             return self._answer(word, argument, by)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             return Answer(refusal=f"the order cannot be read: {error}")
         except RefusedError as error:
             return Answer(refusal=str(error))

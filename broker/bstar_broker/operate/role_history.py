@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from bstar.base.closing import Closing
+from bstar.base.undecodable import UNDECODABLE
 from bstar.host.whole_file import write_whole
 from bstar.records.role import RoleChange
 from bstar.star import Output, StarMachine, State, StateChanged
@@ -44,7 +45,7 @@ def read_history(state_dir: Path) -> tuple[list[RoleChange], int]:
     for line in history_path(state_dir).read_bytes().splitlines():
         try:
             changes.append(msgspec.json.decode(line, type=RoleChange))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNDECODABLE:
             damaged += 1
     return changes, damaged
 

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from bstar.base.printable import printable
+from bstar.base.undecodable import UNDECODABLE
 from bstar.errors import BstarError, ConfigurationError, StoreError
 from bstar_broker.store.core import commands
 from bstar_broker.store.core.entries import START, Entry, Position
@@ -197,7 +198,7 @@ def _wrongs(entry: Entry, before: Entry | None, epochs: list[Position]) -> Itera
         return
     try:
         commands.decode(entry.commands)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         yield f"cannot be read: {error}"
     if before is not None:
         if entry.number != before.number + 1:

@@ -17,6 +17,7 @@ from zlib import crc32
 
 import msgspec
 
+from bstar.base.undecodable import UNDECODABLE
 from bstar_broker.store.core.entries import START, Position
 from bstar_broker.store.core.events import Mark
 
@@ -107,7 +108,7 @@ def read(sector: bytes) -> Reach | None:
         return None
     try:
         return msgspec.msgpack.decode(content, type=Reach)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         return None
 
 

@@ -27,6 +27,7 @@ import msgspec
 from msgspec.structs import replace
 
 from bstar.base.closing import Closing
+from bstar.base.undecodable import UNDECODABLE
 from bstar.errors import ConfigurationError, StoreError
 from bstar.host.memory import Memory
 from bstar.host.whole_file import sync_folder
@@ -517,7 +518,7 @@ def value_of(database: sqlite3.Connection, key: str, kind: type[T]) -> T | None:
         raise StoreError(f"the store's {key} is damaged: its checksum is wrong")
     try:
         return msgspec.msgpack.decode(row[1], type=kind)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise StoreError(f"the store's {key} is damaged: {error}") from error
 
 

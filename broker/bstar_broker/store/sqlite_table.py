@@ -21,6 +21,7 @@ from zlib import crc32
 
 import msgspec
 
+from bstar.base.undecodable import UNDECODABLE
 from bstar.errors import StoreError
 from bstar.wire.durable import State
 from bstar_broker.store.core.records import Record, Totals, Wanted
@@ -457,7 +458,7 @@ def record_of(row: _Row) -> Record:
         raise StoreError(_WRONG_SUM)
     try:
         record = _decode(content)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise StoreError(f"it cannot be read: {error}") from error
     if record.seq != seq:
         raise StoreError(f"its bytes are those of record {record.seq}")

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from bstar.base.undecodable import UNDECODABLE
 from bstar.errors import BstarError, StoreError
 from bstar.net.agenda import Lag
 from bstar_broker.store.core import commands, rules
@@ -277,7 +278,7 @@ class Writer:
             entry = self._appended.take(number) or self.log.whole(number)
             try:
                 orders = commands.decode(entry.commands)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except UNDECODABLE as error:
                 raise StoreError(f"log entry {number} holds no commands of this program: {error}") from error
             reach(Point.BEFORE_APPLY)
             changes = rules.apply(entry, orders, self.table)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from bstar.base.undecodable import UNDECODABLE
 from bstar.errors import ConfigurationError
 from bstar.host.whole_file import lock_file, write_whole
 from bstar.star.in_sync import InSyncSet
@@ -48,7 +49,7 @@ class InSyncFile:
             return {}
         try:
             return _decode(content)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             raise ConfigurationError(
                 f"--state-dir: {self.path} is damaged: {error}; put it back from a copy. Without it start "
                 "the arbiter with an empty directory, and only while both copies of each store are in sync"

@@ -18,6 +18,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 import zmq
 
+from bstar.base.undecodable import UNDECODABLE
 from bstar.errors import PairError, RemoteProtocolError
 from bstar.host.whole_file import write_whole
 from bstar.net.curve import NodeSecurity
@@ -352,7 +353,7 @@ class PauseFile:
             kept = msgspec.json.decode(self.path.read_bytes(), type=_KeptPause)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (OSError, *UNDECODABLE) as error:
             _log.warning(
                 "%s cannot be read: %s; whether takeovers are paused, the peer says", self.path, error
             )

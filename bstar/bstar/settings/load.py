@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from bstar.base.undecodable import UNDECODABLE
 from bstar.settings.document import Problems, kind, locator, read_document, shown
 from bstar.settings.fields import ENTRIES, FIELDS, SECTIONS, Field, nested
 from bstar.settings.relations import node_problems
@@ -136,7 +137,7 @@ def _build(given: _Given, source: str) -> Settings:
             continue
         try:
             values[path] = _convert(field, setting)
-        except msgspec.DecodeError:
+        except UNDECODABLE:
             _say_what_is_wrong(field, setting, given)
             wrong.add(path)
 

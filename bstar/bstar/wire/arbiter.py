@@ -15,6 +15,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
+from bstar.base.undecodable import UNDECODABLE
 from bstar.errors import RemoteProtocolError
 
 _T = TypeVar("_T")
@@ -136,5 +137,5 @@ def _read(frames: list[bytes], decode: Callable[[bytes], _T]) -> _T:
         raise RemoteProtocolError("arbiter-detail", "the detail frame is missing or too long")
     try:
         return decode(frames[1])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise RemoteProtocolError("arbiter-detail", str(error)) from error

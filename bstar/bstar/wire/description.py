@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from bstar.base.printable import printable
+from bstar.base.undecodable import UNDECODABLE
 from bstar.wire.limits import DESCRIPTION_BYTES_MAX, DESCRIPTION_CHARS_MAX, SERVICE_VERSION_CHARS_MAX
 
 Schema = dict[str, Any]
@@ -83,7 +84,7 @@ def read_description(frame: bytes) -> Description:
         return NO_DESCRIPTION
     try:
         said = msgspec.json.decode(frame, type=Description)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return NO_DESCRIPTION
     return msgspec.structs.replace(
         said,

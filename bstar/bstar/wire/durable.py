@@ -23,6 +23,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
+from bstar.base.undecodable import UNDECODABLE
 from bstar.errors import RemoteProtocolError
 from bstar.wire.limits import GROUP_CHARS_MAX, HEADERS_BYTES_MAX, SERVICE_BYTES_MAX
 from bstar.wire.progress import Progress
@@ -222,7 +223,7 @@ def decode(frame: bytes, kind: type[T]) -> T:
     """Read one frame as a message of this kind. RemoteProtocolError if it is invalid."""
     try:
         message = _DECODERS[kind](frame)  # type: ignore[index]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise RemoteProtocolError("durable", f"no {kind.__name__}: {error}") from error
     assert isinstance(message, kind)
     return message

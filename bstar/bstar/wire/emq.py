@@ -44,6 +44,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from bstar.base.undecodable import UNDECODABLE
 from bstar.errors import RemoteProtocolError
 from bstar.wire.emq_jobs import parse_headers, parse_number
 from bstar.wire.emq_messages import (
@@ -236,7 +237,7 @@ def _read_inform(msgid: bytes, arguments: Sequence[bytes], wire: Wire) -> Inform
         listed = b"[" + listed + b"]"
     try:
         queues = _decode_queues(listed)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise RemoteProtocolError("queues", f"no array of [weight, name]: {error}") from error
     if len(queues) > QUEUES_MAX:
         raise RemoteProtocolError("queues", f"{len(queues)} queues are more than {QUEUES_MAX}")

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from bstar.base.undecodable import UNDECODABLE
 from bstar.errors import RemoteProtocolError
 
 # Room for every known header and some dozens of unknown ones.
@@ -146,7 +147,7 @@ def check_json(message: bytes) -> None:
     """Raise RemoteProtocolError if the message frame is not JSON."""
     try:
         _skip_json(message)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise RemoteProtocolError("json", f"the message is not JSON: {error}") from error
 
 
@@ -154,7 +155,7 @@ def check_call(message: bytes) -> None:
     """Raise RemoteProtocolError if a published job manager cannot read this message, which ends its loop."""
     try:
         _skip_call(message)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         text = f'the message is no JSON array of two, such as ["run", {{…}}]: {error}'
         raise RemoteProtocolError("job", text) from error
 
@@ -163,7 +164,7 @@ def decode_job(message: bytes) -> Job:
     """Read the message frame of a REQUEST or SCHEDULE."""
     try:
         return _decode_job(message)[1]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise RemoteProtocolError("job", f"the message is no job: {error}") from error
 
 
@@ -188,7 +189,7 @@ def decode_result(result: bytes) -> Any:
     """Read a result; anything but an object with the key ``value`` is refused."""
     try:
         return _decode_result(result).value
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise RemoteProtocolError("result", f"no result: {error}") from error
 
 
@@ -196,7 +197,7 @@ def decode_report(report: bytes) -> dict[str, Any]:
     """Read the JSON object with which a router answers STATUS and its like."""
     try:
         value = _decode_json(report)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise RemoteProtocolError("report", f"no JSON: {error}") from error
     if not isinstance(value, dict):
         raise RemoteProtocolError("report", "the report is no JSON object")

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from bstar.base.undecodable import UNDECODABLE
 from bstar.errors import RemoteProtocolError
 
 HEADER = b"BSTP01"
@@ -149,7 +150,7 @@ def _decode_native(frames: list[bytes]) -> PeerState:
         raise RemoteProtocolError("peer-detail", "the detail frame is missing or too long")
     try:
         detail = _decode_detail(frames[2])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         # RecursionError: a few thousand brackets under an unknown key; skipped one inside the other.
         raise RemoteProtocolError("peer-detail", str(error)) from error
     return PeerState(state, *_fields_of(detail))

@@ -21,11 +21,12 @@ from bstar.errors import ConfigurationError
 from bstar.fleet import Fleet
 from bstar_cli import exits
 from bstar_cli.bench import histogram
-from bstar_cli.bench.plan import BYTES_IN_FLIGHT_MAX, Case, ClientKind, Dialect, Means, Side, cases_of
+from bstar_cli.bench.plan import BYTES_IN_FLIGHT_MAX, Case, ClientKind, Means, Side, cases_of
 from bstar_cli.bench.report import Asked, Document, as_csv, as_table
 from bstar_cli.bench.rounds import Rounds
 from bstar_cli.options import Nodes, fleet_of, refuse
 from bstar_cli.terminal import json_line, print_tables
+from bstar_client.arguments.settings import Dialect
 
 _SIZE_MAX = 16 * 1024 * 1024
 _WINDOW_MAX = 100_000

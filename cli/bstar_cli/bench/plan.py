@@ -19,8 +19,8 @@ from typing import Literal
 import msgspec
 
 from bstar.fleet import Fleet, Pair
+from bstar_client.arguments.settings import Dialect
 
-Dialect = Literal["native", "mdp01", "mdp02"]
 ClientKind = Literal["sync", "async"]
 Means = Literal["map", "request"]
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import msgspec
 
 from bstar.base.printable import printable
+from bstar.base.undecodable import UNDECODABLE
 from bstar.errors import HandlerError, LocalProtocolError
 from bstar.wire.extensions import headers_extensions
 from bstar_client.arguments.bodies import to_frames
@@ -34,9 +35,6 @@ _CODECS: dict[str, Codec] = {
     "application/vnd.msgpack": "msgpack",
     "application/x-msgpack": "msgpack",
 }
-
-# What a decoder says of bytes that do not fit.
-MISFITS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 # --- models of pydantic -------------------------------------------------------------------------------------
@@ -88,7 +86,7 @@ def encode(value: object, codec: Codec) -> bytes:
 
 
 def new_decoder(kind: Any, codec: Codec) -> Callable[[bytes], Any]:
-    """Reads frames as values of this type; raises one of ``MISFITS``. TypeError if msgspec cannot."""
+    """Reads frames as values of this type; raises one of ``UNDECODABLE``. TypeError if msgspec cannot."""
     if codec == "json":
         return msgspec.json.Decoder(kind, dec_hook=to_model).decode
     return msgspec.msgpack.Decoder(kind, dec_hook=to_model).decode
@@ -202,7 +200,7 @@ def read_frames(frames: Sequence[bytes], kind: type[T], codec: Codec | None, wha
     try:
         hint: Any = kind  # a hashable one
         value: T = _decoder_of(hint, codec or "json")(frames[0])
-    except MISFITS as error:
+    except UNDECODABLE as error:
         raise HandlerError(f"{what} is no {name_of(kind)}: {error}") from error
     return value
 

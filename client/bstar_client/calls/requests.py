@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypedDict
 
 import msgspec
 
+from bstar.base.undecodable import UNDECODABLE
 from bstar.errors import CallTimeoutError, LocalProtocolError, RejectedError, RemoteProtocolError
 from bstar.wire import durable, mmi
 from bstar.wire.extensions import PROGRESS_EXTENSION, headers_extensions
@@ -343,7 +344,7 @@ def read_names(reply: Reply) -> list[bytes]:
         raise RejectedError(f"{text}; nothing was sent: upgrade the node", code=ErrorCode.INVALID)
     try:
         return [name.encode() for name in msgspec.json.decode(frames[0], type=list[str])]
-    except (msgspec.DecodeError, IndexError) as error:
+    except (*UNDECODABLE, IndexError) as error:
         raise RemoteProtocolError("mmi", f"the answer to mmi.names cannot be read: {error}") from error
 
 
@@ -352,5 +353,5 @@ def _read_services(reply: Reply) -> list[dict[str, object]]:
         raise RemoteProtocolError("mmi", f"the broker does not answer mmi.services: {reply.frames[0][:16]!r}")
     try:
         return msgspec.json.decode(reply.frames[1], type=list[dict[str, object]])
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise RemoteProtocolError("mmi", f"the answer to mmi.services cannot be read: {error}") from error

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import zmq
 
+from bstar.base.undecodable import UNDECODABLE
 from bstar.errors import RemoteProtocolError
 from bstar.fleet import Fleet
 from bstar.security import Security
@@ -181,5 +182,5 @@ def _state_of(answer: NodeAnswer) -> NodeReport:
         return NodeReport(endpoint, None, "the node does not answer mmi.state")
     try:
         return NodeReport(endpoint, msgspec.json.decode(body[1], type=dict[str, object]), None)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         return NodeReport(endpoint, None, f"the answer to mmi.state cannot be read: {error}")

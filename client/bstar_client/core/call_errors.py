@@ -5,6 +5,7 @@ import contextlib
 import msgspec
 
 from bstar.base.printable import printable
+from bstar.base.undecodable import UNDECODABLE
 from bstar.errors import (
     BstarError,
     BusyError,
@@ -105,7 +106,7 @@ def handler_error(code: int, frames: list[bytes]) -> HandlerError:
 def _read_data(frame: bytes) -> object:
     """None without data, and for what is no JSON."""
     if frame:
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        with contextlib.suppress(*UNDECODABLE):
             return msgspec.json.decode(frame)
     return None
 

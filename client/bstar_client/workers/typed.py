@@ -28,10 +28,10 @@ from typing import Any
 
 import msgspec
 
+from bstar.base.undecodable import UNDECODABLE
 from bstar_client.arguments.checks import check_arguments, is_any, name_of_handler
 from bstar_client.arguments.codecs import (
     CONTENT_TYPE,
-    MISFITS,
     Codec,
     check_kind,
     codec_of,
@@ -209,7 +209,7 @@ def _reader(kind: Any, handler: Callable[..., object]) -> Read | None:
         frame = _frame_of(request)
         try:
             return decode(frame)
-        except MISFITS as error:
+        except UNDECODABLE as error:
             raise Declined(BAD_BODY, f"it is no {name}: {error}") from error
 
     return read
@@ -281,7 +281,7 @@ def _encoder(kind: Any, handler: Callable[..., object]) -> Encode:
             return encode(value, codec)
         try:
             return encode(msgspec.convert(value, kind, dec_hook=to_model), codec)
-        except MISFITS as error:
+        except UNDECODABLE as error:
             returned = type(value).__name__
             raise TypeError(f"the handler returned {returned}, which is no {name}: {error}") from error
 

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from bstar.base.undecodable import UNDECODABLE
 from bstar.errors import RemoteProtocolError
 from bstar.wire.epochs import EPOCH_MAX
 from bstar.wire.limits import MESSAGE_BYTES_MAX
@@ -161,7 +162,7 @@ def decode(frames: list[bytes]) -> Message:
         raise RemoteProtocolError("store-frames", f"a message of a store has 2 frames, not {len(frames)}")
     try:
         message: Message = _decode(frames[1])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise RemoteProtocolError(
             "store-message", f"the peer's store sent what is no message: {error}"
         ) from error
