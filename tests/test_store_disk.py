@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -42,6 +43,7 @@ from bstar_broker.store.core.events import (
 )
 from bstar_broker.store.core.records import Record, Totals
 from bstar_broker.store.disk import Disk
+from bstar_broker.store.reach_file import ReachFile
 from bstar_broker.store.sqlite_log import SqliteLog
 from bstar_broker.store.wal_file import scan
 from bstar_testing.processes import wait_until
@@ -793,6 +795,96 @@ def test_a_rebuilt_copy_is_empty_until_it_is_in_sync(folder: Path) -> None:
         assert (platter.disk.damage, platter.disk.repairs) == ("", 1)
         assert "lacks it" in platter.disk.repaired
         assert not (folder / "damaged").exists()
+
+
+class NoRoom:
+    """This step of the file finds the disk full until ``end``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type, step: str) -> None:
+        self._is_full = True
+        sound = getattr(kind, step)
+
+        def perhaps(*args: object, **options: object) -> object:
+            if self._is_full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return sound(*args, **options)
+
+        monkeypatch.setattr(kind, step, perhaps)
+
+    def end(self) -> None:
+        self._is_full = False
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [
+        (ReachFile, "note"),
+        (Path, "rename"),
+        (sqlite_file.StoreFolder, "forget"),
+        (sqlite_file.StoreFile, "_make"),
+        (sqlite_file.StoreFile, "checkpoint"),
+        (sqlite_file.StoreFile, "reached"),
+    ],
+)
+def test_a_full_disk_puts_off_the_empty_copy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: type, step: str, restarts: bool
+) -> None:
+    written_store(folder)
+    spoil_index(folder)
+    with Platter(folder) as platter:
+        platter.wait(Damaged)
+        full = NoRoom(monkeypatch, kind, step)
+        platter.put(Rebuild(mark(is_in_sync=False)))
+        written = platter.wait(Written, lambda written: bool(written.error))
+        assert written.error.startswith(f"the disk of {folder} is full")
+        assert platter.disk.error == written.error
+        assert "lacks it" in platter.disk.damage
+        if not restarts:
+            full.end()
+            opened = platter.wait(Opened)
+            assert (opened.last, opened.damage, platter.disk.error) == (START, "", "")
+            platter.append(numbered(1))
+    full.end()
+    with Platter(folder) as platter:
+        assert platter.disk.damage
+        assert platter.opened.mark == mark(is_in_sync=False)
+
+
+@pytest.mark.parametrize(("kind", "step"), [(ReachFile, "sync"), (shutil, "rmtree")])
+def test_a_full_disk_does_not_end_the_store_that_is_in_sync_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: type, step: str
+) -> None:
+    written_store(folder)
+    spoil_index(folder)
+    with Platter(folder) as platter:
+        platter.wait(Damaged)
+        platter.put(Rebuild(mark(is_in_sync=False)))
+        platter.wait(Opened)
+        full = NoRoom(monkeypatch, kind, step)
+        platter.put(Write(mark=mark(), order=1))
+        written = platter.wait(Written)
+        assert written.error.startswith(f"the disk of {folder} is full" if step == "sync" else "")
+        full.end()
+        platter.put(Write((numbered(1),), order=2))
+        assert platter.wait(Written, lambda written: not written.error).last == (1, 1)
+        assert (platter.disk.damage, platter.disk.repairs) == ("", 1)
+    with Platter(folder) as platter:
+        assert platter.opened.damage == ""
+
+
+def test_damage_is_reported_though_it_cannot_be_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written_store(folder)
+    with Platter(folder) as platter:
+        with closing(sqlite3.connect(folder / "store.db")) as database, database:
+            database.execute("UPDATE records SET checksum = 7 WHERE id = ?", (name(250),))
+        full = NoRoom(monkeypatch, ReachFile, "note")
+        platter.put(Find(name(250), 1))
+        assert "its checksum is wrong" in platter.wait(Damaged).text
+        full.end()
+        platter.append(numbered(6))
+    with Platter(folder) as platter:
+        assert "its checksum is wrong" in platter.opened.damage
 
 
 def test_an_operator_goes_on_from_a_damaged_copy(folder: Path) -> None:

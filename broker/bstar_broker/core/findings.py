@@ -202,7 +202,7 @@ def _one_copy(state: NodeState, _: Past) -> str:
         return ""
     is_catching_up = store.is_peer_heard and store.catch_up < 1
     far = f" (the other copy has {store.catch_up:.0%} of its way behind it)" if is_catching_up else ""
-    return f"durable requests are on its disk only{far}"
+    return f"durable requests are on this node only{far}"
 
 
 def _not_leading(state: NodeState, _: Past) -> str:
@@ -258,7 +258,7 @@ def _damaged(state: NodeState, past: Past) -> str:
     if disk is None:
         return ""
     if disk.error:
-        return f"the disk of its store does not work ({disk.error})"
+        return f"its store does not work ({disk.error})"
     if disk.damaged:
         return f"its store is damaged ({disk.damage or counted(disk.damaged, 'record')})"
     return f"its store was damaged ({disk.repaired}) and is repaired" if past.grown("repairs", 3_600) else ""

@@ -145,12 +145,12 @@ _OF_STORE: tuple[Row, ...] = (
     (Gauge, "bstar_store_trouble", "is_in_trouble",
      "1 if this node should lead the store and does not; its status says why."),
     (Gauge, "bstar_store_copies", "copies",
-     "On how many disks a durable request is when it is acknowledged now."),
+     "On how many nodes a durable request is when it is acknowledged now."),
     (Gauge, "bstar_store_peer_heard", "is_peer_heard", "1 if the peer's store answers."),
     (Gauge, "bstar_store_last_entry", "last", "The number of the last entry of this node's log."),
     (Gauge, "bstar_store_applied_entry", "applied", "The number of the last entry that the table has."),
-    (Gauge, "bstar_store_lag_entries", "lag_entries", "Entries that the follower's disk is behind."),
-    (Gauge, "bstar_store_lag_seconds", "lag_s", "For how long the follower's disk has been behind."),
+    (Gauge, "bstar_store_lag_entries", "lag_entries", "Entries that the follower's copy is behind."),
+    (Gauge, "bstar_store_lag_seconds", "lag_s", "For how long the follower's copy has been behind."),
     (Gauge, "bstar_store_catch_up_ratio", "catch_up",
      "The part of its way that a copy which lags has made; 1 if none lags."),
     (Gauge, "bstar_store_requests_max", "requests_max", "Durable requests that the store may hold."),
@@ -163,7 +163,7 @@ _OF_STORE: tuple[Row, ...] = (
     (Gauge, "bstar_store_waiting_fetches", "waiting_fetches", "Clients that wait for an answer."),
     (Counter, "bstar_store_acknowledged", "acknowledged", "Durable requests acknowledged by this node."),
     (Counter, "bstar_store_acknowledged_alone", "acknowledged_alone",
-     "Durable requests acknowledged while they were on one disk only."),
+     "Durable requests acknowledged while they were on one node only."),
 )
 _OF_DISK: tuple[Row, ...] = (
     (Gauge, "bstar_store_disk_free_bytes", "disk_free_bytes", "Free bytes where the store is."),
@@ -173,7 +173,7 @@ _OF_DISK: tuple[Row, ...] = (
     (Gauge, "bstar_store_damaged", "damaged",
      "Damaged records of the store; 1 at least while its copy is damaged or replaced by the peer's."),
     (Counter, "bstar_store_repairs", "repairs", "Damaged copies that the peer's copy has replaced."),
-    (Gauge, "bstar_store_disk_failing", "is_failing", "1 if the disk did not carry out the last order."),
+    (Gauge, "bstar_store_disk_failing", "is_failing", "1 if the store did not carry out the last order."),
 )
 _OF_SERVICES: tuple[Row, ...] = (
     (Counter, "bstar_requests_accepted", "accepted", "Requests accepted."),
@@ -402,7 +402,7 @@ def _store(store: StoreState) -> Iterator[Metric]:
 
 def _disk(disk: DiskState) -> Iterator[Metric]:
     yield from _plain(_OF_DISK, disk)
-    sync = HistogramMetricFamily("bstar_store_sync_seconds", "How long a sync of the store's disk takes.")
+    sync = HistogramMetricFamily("bstar_store_sync_seconds", "How long a sync of the store takes.")
     sync.add_metric((), _buckets(disk.sync_bounds_s, disk.sync_counts), sum_value=disk.sync_sum_s)
     yield sync
 

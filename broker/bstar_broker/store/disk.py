@@ -35,7 +35,7 @@ from bstar_broker.store.core.events import (
     Write,
 )
 from bstar_broker.store.disk_jobs import Jobs, Scrub
-from bstar_broker.store.faults import explain, is_damage
+from bstar_broker.store.faults import is_damage
 from bstar_broker.store.memory_file import MemoryFile
 from bstar_broker.store.sqlite_file import StoreFile
 from bstar_broker.store.writer import SyncTimes, Writer
@@ -163,7 +163,7 @@ class Disk(Closing):
             opened = self._begin()
         except (sqlite3.Error, StoreError, OSError) as error:
             self._file.close()
-            raise StoreError(explain(error, self._file.path)) from error
+            raise StoreError(self._file.explain(error)) from error
         if opened.mark is not None and opened.mark.pair != pair:
             self._file.close()
             raise ConfigurationError(
@@ -196,7 +196,7 @@ class Disk(Closing):
         except (sqlite3.Error, StoreError) as error:
             if not is_damage(error):
                 raise
-            self._file.set_aside(explain(error, self._file.path))
+            self._file.set_aside(self._file.explain(error))
             self._writer = Writer(self._file, self._answers.put)
             opened = self._writer.opened()
         self._jobs = Jobs(self._writer, self._answers.put)
@@ -317,8 +317,9 @@ class Disk(Closing):
         while any(isinstance(order, Rebuild) for order in orders):
             # What was ordered before it was for the copy that is set aside.
             order = orders.popleft()
-            if isinstance(order, Rebuild):
-                self._rebuild(order)
+            if isinstance(order, Rebuild) and not self._rebuild(order):
+                self._waiting.extend((order, *orders))
+                return
         is_well = True
         for is_import, group in groupby(orders, lambda order: isinstance(order, Import)):
             if not is_well:
@@ -355,10 +356,16 @@ class Disk(Closing):
         self._waiting.extend(reads or left)
         return is_well
 
-    def _rebuild(self, order: Rebuild) -> None:
+    def _rebuild(self, order: Rebuild) -> bool:
+        """False if the disk fails: the next turn begins again."""
         self._jobs.forget_copy(is_idle_only=False)
-        self._file.set_aside(self._file.damage, order.mark)
-        self._answers.put(self._begin())
+        try:
+            self._file.set_aside(self._file.damage, order.mark)
+            self._answers.put(self._begin())
+        except (sqlite3.Error, MemoryError, StoreError, OSError) as error:
+            self._writer.report(self._file.explain(error))
+            return False
+        return True
 
     def _rest(self, *, is_idle: bool) -> None:
         """Do a slice of the jobs, and copy the WAL if it is time."""

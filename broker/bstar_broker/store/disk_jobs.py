@@ -13,7 +13,7 @@ import msgspec
 from bstar_broker.store.core.entries import Position
 from bstar_broker.store.core.events import DiskInput, Export, Exported, Found, LogRead, ReadLog, Search, Trim
 from bstar_broker.store.core.records import Record, Totals, Wanted
-from bstar_broker.store.faults import explain, is_damage
+from bstar_broker.store.faults import is_damage
 from bstar_broker.store.sqlite_file import StoreFile, value_of
 from bstar_broker.store.sqlite_table import SqliteTable
 from bstar_broker.store.writer import TableState, Writer
@@ -81,7 +81,7 @@ class Scrub:
         except sqlite3.Error as error:
             if not is_damage(error):
                 raise
-            writer.damaged(explain(error, writer.file.path))
+            writer.damaged(writer.file.explain(error))
             is_over = True
         now = time.monotonic()
         self._at = now + (now - began_at) * (_SCRUB_REST if writer.is_verified else 1)

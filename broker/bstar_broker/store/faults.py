@@ -9,8 +9,8 @@ from typing import Any
 from bstar.errors import StoreError
 
 
-def explain(error: Exception, directory: Path) -> str:
-    """What this error of SQLite or of the system means for the store in ``directory``."""
+def explain(error: Exception, directory: Path | None) -> str:
+    """What this error of SQLite or of the system means for the store in ``directory``; None: in memory."""
     if isinstance(error, StoreError):
         return str(error)
     if isinstance(error, MemoryError):
@@ -21,6 +21,8 @@ def explain(error: Exception, directory: Path) -> str:
     # Any: only errors of SQLite have it.
     name: Any = getattr(error, "sqlite_errorname", None) or ""
     text = f"{error} ({name})" if name else str(error)
+    if directory is None:
+        return f"the store in memory has failed: {text}; if that goes on, restart this node"
     if name == "SQLITE_FULL" or getattr(error, "errno", 0) == errno.ENOSPC:
         return (
             f"the disk of {directory} is full ({free_bytes(directory)} bytes are free): make room; nothing "

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bstar.host.memory import Memory
 from bstar.settings.store import MEMORY
+from bstar_broker.store.faults import explain
 from bstar_broker.store.reach_file import Reach, ReachFile
 from bstar_broker.store.sqlite_file import StoreFile
 
@@ -84,6 +85,10 @@ class MemoryFile(StoreFile):
         """How much memory is left for this process, 0 if that is unknown."""
         with Memory() as memory:
             return memory.left() or 0
+
+    def explain(self, error: Exception) -> str:
+        """What this error of SQLite means for the store, and what to do."""
+        return explain(error, None)
 
     def size_bytes(self) -> int:
         """The memory that the database takes, as it last was at rest."""

@@ -154,7 +154,7 @@ class StoreFile(Closing):
             self._reach = ReachFile(self.path / "store.reach")
         except OSError as error:
             self.folder.close()
-            raise StoreError(explain(error, self.path)) from error
+            raise StoreError(self.explain(error)) from error
         # How often the peer's copy took the place of a damaged one, and what was wrong with the last.
         self.repairs = 0
         self.repaired = ""
@@ -162,7 +162,7 @@ class StoreFile(Closing):
             self._open_or_set_aside()
         except (sqlite3.Error, OSError) as error:
             self.close()
-            raise StoreError(explain(error, self.path)) from error
+            raise StoreError(self.explain(error)) from error
         except BaseException:
             self.close()
             raise
@@ -173,7 +173,7 @@ class StoreFile(Closing):
         except (sqlite3.Error, StoreError) as error:
             if not is_damage(error) and not self._is_unreadable(error):
                 raise
-            self.set_aside(explain(error, self.path))
+            self.set_aside(self.explain(error))
 
     def _is_unreadable(self, error: Exception) -> bool:
         """True if SQLite cannot use the files although the disk works: their headers are damaged."""
@@ -230,6 +230,10 @@ class StoreFile(Closing):
     def free_bytes(self) -> int:
         """How much room the file system has. OSError if it does not tell."""
         return free_bytes(self.path)
+
+    def explain(self, error: Exception) -> str:
+        """What this error of SQLite or of the system means for the store, and what to do."""
+        return explain(error, self.path)
 
     def size_bytes(self) -> int:
         """The bytes of its files. OSError if the system does not tell."""
@@ -330,7 +334,11 @@ class StoreFile(Closing):
             return False
         _log.error("%s is damaged: %s; it is replaced by the peer's copy when that is whole", self.path, text)
         self._reach.reach.is_rebuilt = False
-        self._reach.note_damage(text, must)
+        try:
+            self._reach.note_damage(text, must)
+        except OSError as error:
+            # The next synced transaction notes it.
+            _log.error("%s", self.explain(error))
         return True
 
     def set_aside(self, text: str, mark: Mark | None = None) -> None:
@@ -358,18 +366,20 @@ class StoreFile(Closing):
             self.reached(START, mark)
 
     def _move_aside(self, text: str) -> None:
-        is_kept = not self._aside.exists()
+        is_kept = not (self._aside / self.folder.database.name).exists()
         self._aside.mkdir(mode=0o700, exist_ok=True)
         for file in (self.folder.wal, self.folder.shm, self.folder.database):
             if file.exists() and is_kept:
                 file.rename(self._aside / file.name)
             else:
                 file.unlink(missing_ok=True)
+        if self.folder.state:
+            # Otherwise an attempt to open an empty copy has failed, and this is the next one.
+            _log.error(
+                "%s is damaged: %s; its files are in %s, and the store begins with an empty copy, which "
+                "takes the peer's", self.path, text, self._aside,
+            )  # fmt: skip
         self.folder.forget()
-        _log.error(
-            "%s is damaged: %s; its files are in %s, and the store begins with an empty copy, which takes "
-            "the peer's", self.path, text, self._aside,
-        )  # fmt: skip
 
     def mend(self, *, is_forced: bool) -> None:
         """The peer's copy has taken this one's place, or an operator goes on from this one (``is_forced``).
@@ -388,8 +398,11 @@ class StoreFile(Closing):
             self._drop_aside()
 
     def _drop_aside(self) -> None:
-        if self._aside.exists():
-            shutil.rmtree(self._aside)
+        try:
+            if self._aside.exists():
+                shutil.rmtree(self._aside)
+        except OSError as error:
+            _log.warning("%s is needed no more, and cannot be removed: %s", self._aside, error)
 
     def close(self) -> None:
         """Copy the WAL into the database, and leave it to others. Idempotent."""
@@ -401,7 +414,7 @@ class StoreFile(Closing):
                 self._reach.sync()
                 self.folder.note(CLOSED if self._is_ours else UNSURE)
             except OSError as error:
-                _log.error("%s", explain(error, self.path))
+                _log.error("%s", self.explain(error))
         self._reach.close()
         self.folder.close()
 

@@ -39,7 +39,7 @@ from bstar_broker.store.core.events import (
 )
 from bstar_broker.store.core.records import Totals
 from bstar_broker.store.fail_points import Point, reach
-from bstar_broker.store.faults import explain, is_damage
+from bstar_broker.store.faults import is_damage
 from bstar_broker.store.sqlite_file import GROUPED, StoreFile
 from bstar_broker.store.sqlite_log import SqliteLog
 from bstar_broker.store.sqlite_table import SqliteTable
@@ -207,12 +207,9 @@ class Writer:
 
         had_failed = self.figures.error != ""
         mark = next((order.mark for order in reversed(writes) if order.mark is not None), None)
-        if not self._transact(work, is_synced=is_synced, mark=mark):
+        is_forced = any(order.is_mended for order in writes)
+        if not self._transact(work, is_synced=is_synced, mark=mark, is_forced=is_forced):
             return False
-        if any(order.is_mended for order in writes):
-            self.file.mend(is_forced=True)
-        elif mark is not None and mark.is_in_sync and self.file.is_rebuilt:
-            self.file.mend(is_forced=False)
         if writes:
             self._order = writes[-1].order
         # The end of an error is reported even if no order waits: the next order may come much later.
@@ -355,7 +352,9 @@ class Writer:
 
     # --- transactions -------------------------------------------------------------------------------------
 
-    def _transact(self, work: Callable[[], None], *, is_synced: bool, mark: Mark | None = None) -> bool:
+    def _transact(
+        self, work: Callable[[], None], *, is_synced: bool, mark: Mark | None = None, is_forced: bool = False
+    ) -> bool:
         try:
             if self._is_sync_unsure:
                 self.file.sync_all()
@@ -369,6 +368,8 @@ class Writer:
             took_s = self.file.commit()
             if is_synced:
                 self.file.reached(self.log.last, mark)
+            if is_forced or (mark is not None and mark.is_in_sync and self.file.is_rebuilt):
+                self.file.mend(is_forced=is_forced)
             reach(Point.AFTER_COMMIT)
         except (sqlite3.Error, OSError, MemoryError, BstarError) as error:
             self.fail(error)
@@ -386,17 +387,21 @@ class Writer:
     def fail(self, error: Exception) -> None:
         """A transaction or a job has failed: tell, and take it back."""
         if is_damage(error):
-            self.damaged(explain(error, self.file.path))
+            self.damaged(self.file.explain(error))
         self._is_unsure = True
         name: str = getattr(error, "sqlite_errorname", None) or ""
         self._is_sync_unsure = self._is_sync_unsure or name.startswith("SQLITE_IOERR")
-        self.figures.errors += 1
         self._appended.keep_to(0)
-        text = explain(error, self.file.path)
+        text = self.file.explain(error)
         try:
             self.file.rollback()
         except sqlite3.Error as second:
             text = f"{text}; and it could not be taken back: {second}"
+        self.report(text)
+
+    def report(self, text: str) -> None:
+        """Tell that nothing can be written now, and why."""
+        self.figures.errors += 1
         if text != self.figures.error:
             _log.error("the store cannot be written: %s", text)
         self.figures.error = text

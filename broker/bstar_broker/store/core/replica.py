@@ -117,10 +117,10 @@ class Replica:
         site = self._site
         if site.wanted is None:
             return ""
-        if not self._is_open:
-            return "the store's disk is being read"
         if site.log.error:
-            return f"the store's disk fails: {site.log.error}"
+            return f"the store fails: {site.log.error}"
+        if not self._is_open:
+            return "the store is being read"
         if site.epoch:
             return "" if self.copies == 2 else site.missing_proof
         return self._why_not()
