@@ -313,6 +313,17 @@ def test_even_what_is_always_kept_is_counted_when_there_is_no_room_at_all(stand:
     assert (dropped.count, dropped.requests) == (5, 0)
 
 
+def test_records_that_come_together_are_counted_one_by_one(stand: Stand) -> None:
+    journal = stand.journal(buffer_records=16)
+    for _ in range(20):
+        journal.offer_all(100, stand.clocks.mono_s, lambda stamp: None)
+    journal.turn()
+
+    [dropped] = stand.of(Dropped)
+    assert (dropped.count, dropped.requests) == (900, 900)
+    assert (journal.counters.dropped, journal.counters.dropped_requests) == (900, 900)
+
+
 def test_drops_are_told_once(stand: Stand) -> None:
     journal = stand.journal(buffer_records=16)
     for number in range(20):
@@ -520,6 +531,51 @@ def test_a_file_that_cannot_be_packed_is_closed_as_it_is(
     assert name.endswith(".ndjson")
     assert "cannot pack" in caplog.text
     assert journal.counters.errors == 1
+
+
+def test_a_file_that_gets_no_name_is_removed(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(old: Path, new: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", full)
+        journal = stand.journal()
+        for _ in range(3):
+            stand.clocks.pass_(1.5)
+            journal.turn()
+        assert stand.files() == []
+    stand.clocks.pass_(1.5)
+    journal.turn()
+    assert [record.seq for record in stand.records()] == [1]
+
+
+@pytest.mark.parametrize("place", ["write", "pack"])
+def test_a_journal_without_memory_counts_what_it_lost_and_goes_on(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    def exhausted(*_: object) -> None:
+        raise MemoryError
+
+    journal = stand.journal(gzip=True, rotate_bytes=2_000)
+    journal.turn()
+    with monkeypatch.context() as patched:
+        if place == "write":
+            patched.setattr("bstar.journal.writer.memoryview", exhausted, raising=False)
+        else:
+            patched.setattr("bstar.journal.segments.zlib.compressobj", exhausted)
+        for number in range(10):
+            journal.offer(stand.clocks.mono_s, request, number)
+        drain(journal)
+    assert "no memory" in caplog.text
+    stand.clocks.pass_(1.5)
+    journal.offer(stand.clocks.mono_s, request, 10)
+    drain(journal)
+
+    lost = 10 if place == "write" else 0
+    assert [record.number for record in stand.of(Request)] == list(range(lost, 11))
+    assert [record.count for record in stand.of(Dropped)] == [lost][: lost > 0]
+    assert journal.counters.dropped == lost
+    assert sorted(record.seq for record in stand.records()) == list(range(1, len(stand.records()) + 1))
 
 
 def test_what_a_killed_run_left_open_is_closed_by_the_next(stand: Stand) -> None:

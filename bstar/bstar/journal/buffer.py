@@ -58,7 +58,7 @@ class Buffer:
                 self.is_woken = True
                 self._wake.put(None)
         else:
-            self._drop(now, 0)
+            self.drop(now, 1, 0)
 
     def offer(self, now: float, make: Make, /, *args: Any) -> None:  # Any: whatever make wants
         """Keep a record about a request, an execution or a call, if there is room.
@@ -68,7 +68,7 @@ class Buffer:
         if len(self.entries) < self._room:
             self.entries.append((now, make, args))
         else:
-            self._drop(now, 1)
+            self.drop(now, 1, 1)
 
     def offer_all(self, count: int, now: float, make: Make, /, *args: Any) -> None:  # Any: as in offer
         """As ``offer``, for ``count`` records of one moment. ``make`` returns their joined lines and their
@@ -77,7 +77,7 @@ class Buffer:
         if len(self.entries) < self._room:
             self.entries.append((now, make, args))
         else:
-            self._drop(now, count)
+            self.drop(now, count, count)
 
     def close(self) -> None:
         """Take no more records; later ones are only counted. Wakes the thread."""
@@ -96,11 +96,12 @@ class Buffer:
             (count, requests), self._dropped = self._dropped, [0, 0]
             return count, requests, self._dropped_since
 
-    def _drop(self, now: float, requests: int) -> None:
+    def drop(self, now: float, count: int, requests: int) -> None:
+        """Count records that are lost, ``requests`` of them about requests."""
         with self._drop_lock:
             if not self._dropped[0]:
                 self._dropped_since = now
-            self._dropped[0] += 1
+            self._dropped[0] += count
             self._dropped[1] += requests
-            self.counters.dropped += 1
+            self.counters.dropped += count
             self.counters.dropped_requests += requests

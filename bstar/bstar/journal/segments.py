@@ -183,6 +183,7 @@ class Folder:
             unlocked.rename(path)
         except OSError:
             os.close(descriptor)
+            unlocked.unlink(missing_ok=True)
             raise
         return Segment(path, descriptor, self._disk)
 

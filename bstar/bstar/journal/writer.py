@@ -30,7 +30,7 @@ _RETRY_S = 1.0
 # A file that somebody removed takes what is written to it along; so look, but not each time.
 _LOOK_S = 1.0
 # Errors that the same file may recover from; after any other the next segment is begun.
-_FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
+_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.ENOMEM))
 _DAY_S = 86_400
 
 
@@ -46,11 +46,11 @@ class _Troubles:
         self._failing: set[object] = set()
         self._is_dropping = False
 
-    def failed(self, what: str, error: OSError) -> None:
+    def failed(self, what: str, error: OSError | MemoryError) -> None:
         """The disk refused something; ``what`` is "write" or "open" if that is tried again."""
         self._counters.errors += 1
         is_writing = what in ("write", "open")
-        kind = (what, error.errno)
+        kind = (what, _number_of(error))
         if is_writing:
             self._failing.add(kind)
         if kind not in self._reported:
@@ -59,7 +59,7 @@ class _Troubles:
                 "journal: cannot %s in %s: %s; %s",
                 what,
                 self._path,
-                error.strerror or error,
+                getattr(error, "strerror", "") or str(error) or "no memory",
                 "tries again, and what does not fit into the buffer until then is dropped"
                 if is_writing
                 else "goes on",
@@ -111,7 +111,7 @@ class Upkeep:
             next(self.jobs[0])
         except StopIteration:
             self.jobs.popleft()
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self.jobs.popleft()
             self._troubles.failed("tidy", error)
 
@@ -124,12 +124,12 @@ class Upkeep:
     def _seal(self, segment: Segment) -> Iterator[None]:
         try:
             yield from self._folder.seal(segment, gzip=self._options.gzip)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self._troubles.failed("pack", error)
             yield
             try:
                 yield from self._folder.seal(segment, gzip=False)
-            except OSError as final_error:
+            except (OSError, MemoryError) as final_error:
                 self._troubles.failed("seal", final_error)
         finally:
             segment.close()
@@ -193,7 +193,7 @@ class Writer:
         """Write the buffered records, and begin the next segment when it is time."""
         try:
             self._turn()
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self._failed("write", error)
 
     def finish(self) -> None:
@@ -204,7 +204,7 @@ class Writer:
         if self.segment is not None and not self._pending and not self._buffer.entries:
             try:
                 self._end_segment()
-            except OSError as error:
+            except (OSError, MemoryError) as error:
                 self._failed("write", error)
         lost = len(self._buffer.entries) + self._pending_lines
         if lost:
@@ -292,7 +292,12 @@ class Writer:
         if not lines:
             return
         lines.append(b"")
-        self._pending = memoryview(b"\n".join(lines))
+        try:
+            self._pending = memoryview(b"\n".join(lines))
+        except MemoryError:
+            self._seq -= count
+            self._buffer.drop(self._anchor.now(), count, 0)
+            raise
         self._pending_lines = count
         self._counters.records += count
         self._write_pending()
@@ -338,9 +343,13 @@ class Writer:
             self.segment.close()
         self.segment = None
 
-    def _failed(self, what: str, error: OSError) -> None:
+    def _failed(self, what: str, error: OSError | MemoryError) -> None:
         """Writing failed: try again later, in the next segment unless the disk is only full."""
         self._troubles.failed(what, error)
         self._retry_at = self._anchor.mono() + int(_RETRY_S * 1e9)
-        if self.segment is not None and error.errno not in _FULL:
+        if self.segment is not None and _number_of(error) not in _FULL:
             self._abandon()
+
+
+def _number_of(error: OSError | MemoryError) -> int:
+    return errno.ENOMEM if isinstance(error, MemoryError) else error.errno or 0
