@@ -26,7 +26,7 @@ from pathlib import Path
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from bstar_cli.http_front.plan import HttpPlan
+from bstar_cli.http_front.plan import HttpPlan, bind
 from bstar_cli.http_front.server import config_of
 from bstar_client import HAClient
 from bstar_client.asgi import FrontSettings
@@ -47,7 +47,7 @@ async def empty(scope: Scope, receive: Receive, send: Send) -> None:
 
 def serve_empty(port: int) -> None:
     """The same server, in the same way."""
-    with socket.create_server(("127.0.0.1", port)) as listener:
+    with bind(f"127.0.0.1:{port}", "--serve") as listener:
         uvicorn.Server(config_of(empty, HttpPlan(FrontSettings(), 2_000))).run([listener])
 
 

@@ -31,6 +31,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from bstar.settings.sample import sample_settings
 from bstar_cli.http_front.node import NodeFront
+from bstar_cli.http_front.plan import bind
 from bstar_client import ReplyMemory, Request, Worker
 from bstar_testing import LoopbackHost, Pair, Process, pair, wait_until
 from support.curl import HTTP, curl, wait_ready, working
@@ -309,6 +310,11 @@ def bounded() -> Iterator[int]:
         url = f"http://127.0.0.1:{port}/call/echo"
         wait_until(lambda: curl(url, "-d", "1")[0] == 200, "the front answers")
         yield port
+
+
+def test_a_response_does_not_wait_for_the_acknowledgement_of_its_head() -> None:
+    with bind("127.0.0.1:0", "--listen") as listener:
+        assert listener.proto == socket.IPPROTO_TCP, "asyncio leaves Nagle's algorithm on"
 
 
 # --- usage --------------------------------------------------------------------------------------------------
