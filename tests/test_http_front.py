@@ -371,6 +371,20 @@ def test_a_caller_that_goes_away_gives_its_call_up(accept: str) -> None:
     in_memory(check)
 
 
+def test_a_call_that_the_server_cancels_ends_as_cancelled() -> None:
+    async def check(stand: Stand) -> None:
+        exchange = Exchange(stand.app, "POST", "/call/slow")
+        exchange.give({"type": "http.request", "body": b"x"})
+        while not stand.held:  # noqa: ASYNC110 - it takes no time
+            await asyncio.sleep(0.001)
+        exchange.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await exchange.task
+        assert in_flight(stand) == 0
+
+    in_memory(check)
+
+
 def test_partials_are_events_and_the_final_is_the_last() -> None:
     async def check(stand: Stand) -> None:
         answer = await stand.call("count", b"3", Accept="text/event-stream")

@@ -108,6 +108,7 @@ def config_of(app: ASGIApp, plan: HttpPlan) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         h11_max_incomplete_event_size=HEAD_BYTES_MAX,
         timeout_keep_alive=_KEEP_ALIVE_S,  # type: ignore[arg-type]  # seconds; a float will do
         timeout_graceful_shutdown=_STOP_S,  # type: ignore[arg-type]
