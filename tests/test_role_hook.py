@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -89,6 +92,42 @@ def test_a_program_may_leave_another_one_behind(
     assert "passive -> active was stopped after 1 s" in caplog.text
     if left.exists():  # a busy machine may kill the program before it has begun
         os.kill(int(left.read_text()), signal.SIGKILL)
+
+
+def test_what_a_program_writes_is_not_kept_beyond_what_is_shown(
+    write: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    tracemalloc.start()
+    try:
+        with RoleHook(hooked(write("echo begun; head -c 50000000 /dev/zero; exit 3")), int) as hook:
+            hook.observe(TAKEN_OVER)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "ended with 3: begun" in caplog.text
+    assert peak_bytes < 5_000_000
+
+
+def test_a_program_that_writes_without_end_is_stopped(
+    write: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with RoleHook(hooked(write("exec yes"), timeout_s=0.5), int) as hook:
+        hook.observe(TAKEN_OVER)
+    assert "was stopped after 0.5 s" in caplog.text
+
+
+def test_a_program_that_may_not_be_killed_does_not_end_the_hook(
+    write: Callable[[str], Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs as another user, as sudo does."""
+    caplog.set_level(logging.INFO)
+    may_not = PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+    monkeypatch.setattr(os, "killpg", Mock(side_effect=may_not))
+    with RoleHook(hooked(write('test "$1" = active || sleep 2'), timeout_s=0.5), int) as hook:
+        hook.observe(TAKEN_OVER)
+        hook.observe(STEPPED_DOWN)
+        wait_until(lambda: "active -> passive" in caplog.text, "the next one has run")
+    assert "passive -> active runs on as another user (Operation not permitted)" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["no-such-program", "not-executable"])

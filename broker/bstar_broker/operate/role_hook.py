@@ -10,10 +10,12 @@ that takes longer than ``hooks.timeout_s`` is killed.
 import logging
 import os
 import queue
+import select
 import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +31,8 @@ _log = logging.getLogger("bstar.hook")
 # A program that hangs for its whole time while the role moves: more changes than these are no news.
 _CHANGES_MAX = 100
 _OUTPUT_CHARS_MAX = 2_000
+_OUTPUT_BYTES_MAX = 4 * _OUTPUT_CHARS_MAX
+_READ_BYTES = 64 << 10
 # What the system needs to end a killed program.
 _KILL_S = 1.0
 _END = ()
@@ -95,20 +99,49 @@ class RoleHook(Closing):
         except OSError as error:
             _log.error("%s could not be started: %s", subject, error)
             return
+        output = _Output(process)
         with process:
-            try:
-                output, _ = process.communicate(timeout=self._timeout_s)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+            if not output.read_to_end(self._timeout_s):
+                what = "was stopped"
                 try:
-                    output, _ = process.communicate(timeout=_KILL_S)
-                except subprocess.TimeoutExpired as late:
-                    # What it started in a session of its own lives, and holds the output open.
-                    output = late.output or b""
-                _log.error("%s was stopped after %g s: %s", subject, self._timeout_s, _shown(output))
+                    os.killpg(process.pid, signal.SIGKILL)
+                except PermissionError as error:
+                    what = f"runs on as another user ({error.strerror})"
+                # What it started in a session of its own may live, and hold the output open.
+                output.read_to_end(_KILL_S)
+                _log.error("%s %s after %g s: %s", subject, what, self._timeout_s, _shown(output.kept))
                 return
         level = logging.INFO if process.returncode == 0 else logging.ERROR
-        _log.log(level, "%s ended with %d: %s", subject, process.returncode, _shown(output))
+        _log.log(level, "%s ended with %d: %s", subject, process.returncode, _shown(output.kept))
+
+
+class _Output:
+    """What a program writes: ``kept`` are its first bytes, the rest is dropped."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stdout is not None
+        self._process = process
+        self._file = process.stdout.fileno()
+        self.kept = b""
+
+    def read_to_end(self, timeout_s: float) -> bool:
+        """Read until the program has ended, and all that write for it; False if that takes too long."""
+        until = time.monotonic() + timeout_s
+        ready = select.poll()
+        ready.register(self._file)
+        while (left_s := until - time.monotonic()) > 0 and ready.poll(left_s * 1_000):
+            data = os.read(self._file, _READ_BYTES)
+            if not data:
+                return self._has_ended(until)
+            self.kept += data[: _OUTPUT_BYTES_MAX - len(self.kept)]
+        return False
+
+    def _has_ended(self, until: float) -> bool:
+        try:
+            self._process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
 
 def _shown(output: bytes) -> str:
