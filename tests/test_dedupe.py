@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -170,10 +171,30 @@ def test_what_a_killed_process_had_begun_is_repeated_or_told_as_asked(
         store.keep(ONE, [b"ours"])
     else:
         for _ in range(2):
-            with pytest.raises(OutcomeUnknownError, match="was killed"):
+            with pytest.raises(OutcomeUnknownError, match="kept no reply"):
                 store.begin(ONE, [b"a"], None)
         store.forget(ONE)
         assert store.begin(ONE, [b"a"], None) is None
+    store.close()
+
+
+def test_a_full_disk_refuses_what_it_cannot_note_and_goes_on_when_it_has_room(tmp_path: Path) -> None:
+    store = ReplyFile(tmp_path / "replies.db", unfinished="fail")
+    database = store._database
+    assert store.begin(ONE, [b"a"], None) is None
+    (pages,) = database.execute("PRAGMA page_count").fetchone()
+    database.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(sqlite3.OperationalError, match="is full"):
+        store.keep(ONE, [b"x" * 100_000])
+    with pytest.raises(OutcomeUnknownError, match="kept no reply"):
+        store.begin(ONE, [b"a"], None)
+    with pytest.raises(sqlite3.OperationalError, match="is full"):
+        [store.begin(b"%024d" % number, [b"a"], None) for number in range(10_000)]
+    database.execute("PRAGMA max_page_count = 1073741823")
+    assert len(store._running) == len(store) - 1
+    assert store.begin(TWO, [b"a"], None) is None
+    store.keep(TWO, [b"b"])
+    assert store.begin(TWO, [b"a"], None) == [b"b"]
     store.close()
 
 

@@ -16,7 +16,7 @@ from bstar_client.core.worker.dialects import Job
 from bstar_client.core.worker.outputs import Begin
 from bstar_client.core.worker.session import WorkerCore
 from bstar_client.workers.dispatch import Dispatcher, Result
-from bstar_client.workers.failures import drop, is_interrupt
+from bstar_client.workers.failures import is_interrupt, settle
 from bstar_client.workers.handlers import Request
 from bstar_client.workers.replies import ReplyStore
 from bstar_client.workers.worker import LINGER_MS, WorkerSettings
@@ -171,7 +171,7 @@ class WorkerLoop(Dispatcher):
     def _forget(self, store: ReplyStore, job: Job, beginning: "asyncio.Future[list[bytes] | None]") -> None:
         """The request will not be executed: undo the store's "execute it"."""
         if not beginning.cancelled() and beginning.exception() is None and beginning.result() is None:
-            beginning.get_loop().run_in_executor(None, drop, store, self.settings.service, job)
+            beginning.get_loop().run_in_executor(None, settle, store, self.settings.service, job, None)
 
     async def _call(self, job: Job, request: Request) -> list[bytes]:
         """Call the handler, and keep its reply before it is sent."""
@@ -193,12 +193,7 @@ class WorkerLoop(Dispatcher):
             job.ended_at = self._clock()
             job.on_cancel = None
             if store is not None:
-                settle = (
-                    partial(drop, store, service, job)
-                    if kept is None
-                    else partial(store.keep, job.identity, kept)
-                )
-                await asyncio.shield(asyncio.to_thread(settle))
+                await asyncio.shield(asyncio.to_thread(settle, store, service, job, kept))
 
     async def _stream(self, job: Job, parts: AsyncIterator[Body]) -> None:
         """Post each part that the handler yields."""

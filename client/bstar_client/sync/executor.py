@@ -8,7 +8,7 @@ from bstar_client.core.worker.dialects import Job
 from bstar_client.sync.mailboxes import Outbox
 from bstar_client.sync.policy import Policy
 from bstar_client.workers.dispatch import Dispatcher
-from bstar_client.workers.failures import drop
+from bstar_client.workers.failures import settle
 from bstar_client.workers.handlers import Request, WorkerHooks
 from bstar_client.workers.replies import ReplyStore
 
@@ -94,12 +94,8 @@ class Executor:
             kept = to_reply(answer, self._reply_bytes_max)
             return kept
         finally:
-            if store is None:
-                pass
-            elif kept is None:
-                drop(store, self._dispatcher.settings.service, job)
-            else:
-                store.keep(job.identity, kept)
+            if store is not None:
+                settle(store, self._dispatcher.settings.service, job, kept)
 
     def _stream(self, job: Job, parts: Iterator[Body]) -> Body | None:
         """Post each part that the handler yields; what it returns ends the reply."""

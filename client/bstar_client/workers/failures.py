@@ -159,17 +159,22 @@ def call_hook(hook: Callable[..., object], *arguments: object) -> None:
         _log_error(logging.ERROR, f"a hook failed ({name})", text_of(error), error)
 
 
-def drop(store: ReplyStore, service: bytes, job: Job) -> None:
-    """Tell the store that there is no reply to keep. A failure of the store must not hide the request's
-    error.
+def settle(store: ReplyStore, service: bytes, job: Job, reply: Sequence[bytes] | None) -> None:
+    """Give the store the reply to keep, or None. A failure of the store must not hide the reply or the
+    request's error.
     """
     try:
-        store.drop(job.identity)
+        if reply is None:
+            store.drop(job.identity)
+        else:
+            store.keep(job.identity, reply)
     except BaseException as error:
         if is_interrupt(error):
             raise
-        title = f"{_title(service, job)} stays in the store of replies as one that runs"
-        _log_error(logging.ERROR, title, text_of(error), error)
+        what = "stays in the store of replies as one that runs"
+        if reply is not None:
+            what = "is answered, but its reply could not be kept for repetitions"
+        _log_error(logging.ERROR, f"{_title(service, job)} {what}", text_of(error), error)
 
 
 def is_interrupt(error: BaseException) -> bool:

@@ -44,9 +44,9 @@ class ReplyFile:
     """A ``ReplyStore`` in the SQLite file ``path``; it makes the file if it is missing.
 
     ``keep_s``: how long replies are kept, in seconds of the wall clock; ``count_max``: how many.
-    ``unfinished``: what to do with a request whose process was killed before its reply. "repeat" executes it
-    again (at least once, as without a file). "fail" raises OutcomeUnknownError at each repetition (at most
-    once): an operator checks what was done and calls ``forget``.
+    ``unfinished``: what to do with a request whose process was killed before its reply, or could not write
+    it. "repeat" executes it again (at least once, as without a file). "fail" raises OutcomeUnknownError at
+    each repetition (at most once): an operator checks what was done and calls ``forget``.
     """
 
     def __init__(
@@ -91,8 +91,12 @@ class ReplyFile:
                 self._database.execute("BEGIN IMMEDIATE")
                 try:
                     is_ours, reply = self._look(identity, digest)
-                finally:
                     self._database.execute("COMMIT")
+                finally:
+                    if self._database.in_transaction:
+                        self._database.execute("ROLLBACK")
+                if is_ours:
+                    self._running.add(identity)
             if is_ours or reply is not None:
                 return reply
             remaining_s = pause_s if deadline is None else deadline - time.monotonic()
@@ -116,7 +120,8 @@ class ReplyFile:
                     return False, None
                 if self._unfinished == "fail":
                     raise OutcomeUnknownError(
-                        "a worker was killed while it executed this request: check what was done"
+                        "a worker executed this request and kept no reply (it was killed, or could not write "
+                        "it): check what was done"
                     )
             elif at + self._keep_s > now:
                 if known != digest:
@@ -125,7 +130,6 @@ class ReplyFile:
         self._database.execute(
             "INSERT OR REPLACE INTO replies VALUES (?, ?, ?, ?, NULL)", (identity, digest, self._owner, now)
         )
-        self._running.add(identity)
         return True, None
 
     def keep(self, identity: bytes, reply: Sequence[bytes]) -> None:
