@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -236,6 +240,31 @@ def test_who_is_being_answered_does_not_make_room(monkeypatch: pytest.MonkeyPatc
 def test_who_takes_too_long_is_cut_off(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "CONNECTION_S_MAX", 0.1)
     assert site.say(b"GET /healthz HTTP/1.1\r\nX: ") == b""
+
+
+def test_a_connection_that_cannot_be_accepted_keeps_no_thread_busy(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    has_room, has_paused = threading.Event(), threading.Event()
+    accept = socket.socket.accept
+
+    def perhaps(listener: socket.socket) -> tuple[socket.socket, Any]:
+        if not has_room.is_set():
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accept(listener)
+
+    def pause(_: float) -> None:
+        has_paused.set()
+        has_room.wait(LIMIT_S)
+
+    monkeypatch.setattr(socket.socket, "accept", perhaps)
+    monkeypatch.setattr(http_server, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
+    with site.connection() as connection:
+        assert has_paused.wait(LIMIT_S), "it tries again at once"
+        connection.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+        has_room.set()
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
+    assert caplog.text.count("no HTTP connection can be accepted: Too many open files") == 1
 
 
 def test_close_ends_waiting_connections_and_threads() -> None:

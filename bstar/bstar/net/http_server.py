@@ -46,6 +46,8 @@ STREAM_S_MAX = 600.0
 # What a reader may be behind: bytes in the kernel, and the time for which they are not taken.
 _STREAM_BUFFER_BYTES = 64 * 1024
 STREAM_BEHIND_S_MAX = 5.0
+# After a connection that could not be accepted: it stays in the kernel's queue, so the listener stays ready.
+_ACCEPT_PAUSE_S = 0.2
 # How long the server lets its threads end.
 CLOSE_S_MAX = 2.0
 
@@ -208,6 +210,7 @@ class BoundedServer(HTTPServer):
         # Each by its thread, the oldest first.
         self._connections: dict[threading.Thread, _Connection] = {}
         self._lock = threading.Lock()
+        self._accepts = True
         super().__init__(("" if host == "*" else host, port), _Handler)
 
     def server_bind(self) -> None:
@@ -216,6 +219,19 @@ class BoundedServer(HTTPServer):
         host, port = self.server_address[:2]
         self.server_name = str(host)
         self.server_port = int(port)
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        """Accept a connection. OSError after a pause if that fails, usually for want of descriptors."""
+        try:
+            accepted = super().get_request()
+        except OSError as error:
+            if self._accepts:
+                _log.warning("no HTTP connection can be accepted: %s", error.strerror or error)
+            self._accepts = False
+            time.sleep(_ACCEPT_PAUSE_S)
+            raise
+        self._accepts = True
+        return accepted
 
     def process_request(self, request: object, client_address: object) -> None:
         """Answer in a thread of its own; if there are too many, the oldest slow one makes room."""
