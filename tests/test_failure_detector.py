@@ -11,7 +11,9 @@ from bstar.errors import ConfigurationError
 from bstar.star import (
     ArbiterAnswer,
     AskArbiter,
+    LinkLost,
     PeerMessage,
+    PeerRefused,
     Role,
     Stall,
     StarMachine,
@@ -398,6 +400,63 @@ def test_an_active_node_that_was_away_does_not_serve_beside_its_successor(
     wire.call(wire.primary, lambda machine: machine.step(Subscription(), wire.now))
     wire.run_for(0.002)
     assert not replay(wire, away_s)
+
+
+def lone(wire: Wire, *, killed: Node | None = None) -> StarMachine:
+    """The node that is left serves; the endpoint of the other one refuses connections."""
+    killed = killed or wire.backup
+    left = wire.other(killed)
+    wire.kill(killed)
+    wire.call(left, lambda machine: machine.step(LinkLost(), wire.now))
+    wire.call(left, lambda machine: machine.step(PeerRefused(), wire.now))
+    wire.request(left)
+    wire.run_for(3 * HEARTBEAT_S)
+    assert left.is_active
+    return machine_of(left)
+
+
+@pytest.mark.parametrize(("away_s", "serves_on"), [(0.4, True), (0.9, True), (1.1, False)])
+def test_a_node_whose_peer_is_gone_steps_down_only_if_a_new_run_may_have_taken_over(
+    away_s: float, serves_on: bool
+) -> None:
+    wire = settled()
+    machine = lone(wire)
+    pause(wire, wire.primary, away_s)
+    assert machine.is_active is serves_on
+
+
+def test_a_node_whose_peer_comes_back_steps_down_after_the_minimum() -> None:
+    wire = settled()
+    machine = lone(wire)
+    wire.call(wire.primary, lambda machine: machine.step(Subscription(), wire.now))
+    pause(wire, wire.primary, 0.4)
+    assert not machine.is_active
+
+
+def test_a_fixed_timeout_holds_for_a_node_whose_peer_is_gone() -> None:
+    wire = adaptive_wire(failover_timeout_max_s=0.0)
+    wire.start(*wire.nodes)
+    wire.run_for(1.0)
+    machine = lone(wire)
+    pause(wire, wire.primary, 0.4)
+    assert not machine.is_active
+
+
+@pytest.mark.parametrize("away_s", [0.4, 0.9, 1.1, 1.9, 2.5, 4.0])
+@pytest.mark.parametrize("starts_at_s", [0.0, 0.3, 0.8])
+def test_a_lone_node_that_was_away_does_not_serve_beside_a_new_primary(
+    starts_at_s: float, away_s: float
+) -> None:
+    wire = settled()
+    lone(wire, killed=wire.primary)
+    wire.freeze(wire.backup)
+    wire.run_for(starts_at_s)
+    wire.start(wire.primary)
+    wire.run_for(away_s)
+    wire.request(wire.primary)
+    both: list[bool] = []
+    wire.thaw(wire.backup, first=lambda: both.append(wire.primary.is_active and wire.backup.is_active))
+    assert both == [False]
 
 
 # --- with an arbiter ----------------------------------------------------------------------------------------

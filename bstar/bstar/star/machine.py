@@ -198,7 +198,7 @@ class StarMachine:
     @property
     def absence_s(self) -> float:
         """How old this node's last state message may be before its peer may take over."""
-        return self.peer.pace.absence_s
+        return self.peer.absence_s
 
     @property
     def published_at(self) -> float:
@@ -300,7 +300,7 @@ class StarMachine:
         majority has run out, it was allowed to.
         """
         away_s = now - self.publisher.published_at
-        if away_s < self.peer.pace.absence_s or self.is_leaving or self.state is State.ERROR:
+        if away_s < self.peer.absence_s or self.is_leaving or self.state is State.ERROR:
             if self.is_active and now >= self.serve_until:
                 self.counters.majorities_lost += 1
                 return self._fire(Event.MAJORITY_LOST, self._facts(now), now)

@@ -39,6 +39,9 @@ PUBLISHED_TIMEOUT_S = 2.0
 # milliseconds on a LAN.
 VERDICT_TIMEOUT_S = 0.25
 VERDICT_RETRY_S = 0.02
+# While the peer's process is gone, its next run alone could take the role: after it has listened for
+# ``failover_timeout_max_s``. It may take the rest of that time to connect to this node.
+LONE_SHARE = 0.5
 # The names of a peer's fronts go into logs.
 _FRONTS_CHARS_MAX = 100
 
@@ -203,9 +206,9 @@ class PeerView:
     """The peer as one node sees it.
 
     ``state`` is what it said last, and ``heard_at`` when. It is silent from ``expires_at`` on. ``is_gone``:
-    silent because its endpoint refused us. ``dual_since``: both nodes have said ACTIVE since then.
-    ``fronts_apart``: a text if it serves other protocols on sockets of their own than this node. ``detector``
-    is None if the failover timeout is fixed.
+    silent because its endpoint refused us, and without a subscriber since. ``dual_since``: both nodes have
+    said ACTIVE since then. ``fronts_apart``: a text if it serves other protocols on sockets of their own than
+    this node. ``detector`` is None if the failover timeout is fixed.
     """
 
     def __init__(self, settings: StarSettings, now: float) -> None:
@@ -241,6 +244,16 @@ class PeerView:
         if self.detector is None or not self._is_peer_adaptive:
             return self._settings.failover_timeout_s
         return self.detector.silence_ms / 1000
+
+    @property
+    def absence_s(self) -> float:
+        """The silence of this node after which the peer may have taken over. While the peer's process is gone
+        and no other has subscribed, that is a new run, which waits for the longest timeout.
+        """
+        absence_s = self.pace.absence_s
+        if not self.is_gone or self.detector is None or not self._is_peer_adaptive:
+            return absence_s
+        return max(absence_s, self._settings.failover_timeout_max_ms / 1000 * LONE_SHARE)
 
     def _pace(self) -> Pace:
         if self._is_published:
@@ -363,6 +376,7 @@ class PeerView:
 
     def doubt(self) -> None:
         """Somebody has subscribed to this node's state: perhaps a run of the peer that heard nothing yet."""
+        self.is_gone = False
         if self.detector is not None:
             self.detector.doubt()
             self.pace = self._pace()
