@@ -15,9 +15,9 @@ pipeline = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Read the journals of pairs with Spark: what happened, was anything lost, what will be needed.\n\n"
-    "Needs the extra: pip install '.\\[spark]' in a clone of bstar, and Java 17 or newer. First run, then "
-    "the rest:\n\n"
+    help="Read the journals of pairs: what happened, was anything lost, what will be needed.\n\n"
+    "Needs the extra: pip install '.\\[spark]' in a clone of bstar. Only Spark, for what is large or far, "
+    "needs Java 17 or newer. First run, then the rest:\n\n"
     "bstar pipeline run JOURNAL --out tables",
 )
 

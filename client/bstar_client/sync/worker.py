@@ -87,7 +87,7 @@ class Worker(BaseWorker[Handler]):
     see docs/journal.md. It never makes a handler wait.
 
     ``http``: ``ADDRESS:PORT`` on loopback, or HttpPlace, where ``/healthz``, ``/readyz`` and ``/metrics`` are
-    served while it runs (docs/operations.md, "Probes of workers").
+    served while it runs (docs/operations.md, "Probes and metrics of workers, clients and arbiters").
     """
 
     _credit_default = 1
