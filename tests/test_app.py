@@ -9,12 +9,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+import zmq
 
+import bstar_client.app
 from bstar.errors import ClosedError, ConfigurationError, WorkerError
+from bstar.net import io_threads
 from bstar_client import HAClient, HandlerError, Request
 from bstar_client.app import App
-from bstar_testing import Pair, fake
+from bstar_testing import Pair, fake, wait_until
 from support.waiting import LIMIT_S
+
+# Nobody listens there.
+PORTS = {"east": 1, "west": 3}
 
 
 class Database:
@@ -199,6 +205,33 @@ def test_an_app_does_not_start_while_a_service_lacks_what_is_around_the_others()
     text = r"admit_async \(async def\) does not go around services with def: 'stock'; "
     with pytest.raises(ConfigurationError, match=text):
         app.run()
+
+
+@pytest.mark.loopback
+def test_the_services_of_a_pair_share_one_context_which_ends_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each service had its own, with three threads."""
+    made: list[zmq.Context[zmq.Socket[bytes]]] = []
+
+    def new_context(places: int, *, owners: int) -> zmq.Context[zmq.Socket[bytes]]:
+        made.append(io_threads.new_context(places, owners=owners))
+        return made[-1]
+
+    monkeypatch.setattr(bstar_client.app, "new_context", new_context)
+    nodes = {name: [f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}"] for name, port in PORTS.items()}
+    app = App(nodes, pins={"a": "east", "b": "east", "c": "west"})
+
+    async def later(request: Request) -> bytes:
+        return b""
+
+    app.service("a")(lambda request: b"")
+    app.service("b")(later)
+    app.service("c")(lambda request: b"")
+    with running(app):
+        wait_until(lambda: len(app.figures()) == 3, "the services begin", limit_s=LIMIT_S)
+        assert [context.get(zmq.IO_THREADS) for context in made] == [2, 2]
+    assert [context.closed for context in made] == [True, True]
 
 
 @pytest.mark.loopback

@@ -67,13 +67,13 @@ def test_a_name_that_is_looked_up_does_not_hold_up_what_is_bound() -> None:
             assert bound.recv_multipart()[1] == b"x"
 
 
-@pytest.mark.parametrize("places", [1, 2, 400])
-def test_a_context_has_sockets_enough_for_a_client_of_many_pairs(places: int) -> None:
+@pytest.mark.parametrize(("places", "owners"), [(1, 1), (2, 1), (400, 1), (2, 300)])
+def test_a_context_has_sockets_enough_for_many_pairs_and_many_services(places: int, owners: int) -> None:
     """Each link has a socket and a monitor with two ends; libzmq's default ended a client of 170 pairs."""
-    context = new_context(places)
+    context = new_context(places, owners=owners)
     try:
         sockets = context.get(zmq.MAX_SOCKETS)
         assert isinstance(sockets, int)
-        assert sockets >= max(1023, 3 * places)
+        assert sockets >= max(1023, 4 * places * owners)
     finally:
         context.term()

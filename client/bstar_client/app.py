@@ -11,7 +11,8 @@
     app.run()
 
 ``bstar run MODULE:app`` serves it in several processes. A function is served by ``Worker``, an async one by
-``AsyncWorker``; all async ones share one event loop.
+``AsyncWorker``; all async ones share one event loop. The services of a pair share one ZeroMQ context; each
+has its own connection to each node (docs/adr/0040-one-context.md).
 
 The order of a life: resources and then ``startup`` functions as they are declared, the workers, until a stop
 or a worker's error; then the workers drain, ``shutdown`` functions and resources end in reverse order.
@@ -29,12 +30,16 @@ from types import FrameType
 from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 
 import msgspec
+import zmq
 
 from bstar.errors import ClosedError, ConfigurationError, LocalProtocolError
+from bstar.fleet import Fleet, Pair
+from bstar.net.io_threads import new_context
 from bstar.security import Security
 from bstar_client.aio.worker import AsyncWorker
+from bstar_client.arguments.bodies import to_name
 from bstar_client.arguments.checks import name_of_handler
-from bstar_client.arguments.environment import NOT_GIVEN, Given
+from bstar_client.arguments.environment import NOT_GIVEN, Given, or_environment
 from bstar_client.arguments.settings import LinkSettings
 from bstar_client.core.figures import WorkerFigures
 from bstar_client.journal import JournalPlace
@@ -46,6 +51,8 @@ from bstar_client.workers.typed import bind
 
 # How long after a stop the workers are asked once more.
 _AGAIN_S = 0.2
+# How long the last messages of ended workers may take to leave.
+_TERM_S = 1.0
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -378,24 +385,18 @@ class Life:
     def _serve(self, loop: "ThreadLoop") -> None:
         """Until it is over. Every worker has ended then."""
         threads = []
-        for service in self.app.services.values():
-            options = {**self.app._shared, **service.options}  # noqa: SLF001
-            endpoints = options.pop("endpoints")
-            kind: type[Worker | AsyncWorker] = AsyncWorker if service.is_async else Worker
-            try:
-                worker = kind(endpoints, service.name, self.handler(service), **options)
-            except (TypeError, ConfigurationError, LocalProtocolError) as error:
-                text = str(error).replace("handler_timeout_s", "timeout")
-                raise ConfigurationError(f"service {service.name!r}: {text}") from error
-            worker.time_handlers()
-            self.workers.append(worker)
-        for worker in self.workers:
-            serve = worker.run if isinstance(worker, Worker) else functools.partial(_run_async, worker, loop)
-            # A daemon: after a second signal the process does not wait for what it drains.
-            thread = threading.Thread(target=self._until_end, args=(serve,), daemon=True)
-            threads.append(thread)
-            thread.start()
+        contexts: dict[Pair, zmq.Context[zmq.Socket[bytes]]] = {}
         try:
+            for service in self.app.services.values():
+                self.workers.append(self._worker(service, contexts))
+            for worker in self.workers:
+                serve = (
+                    worker.run if isinstance(worker, Worker) else functools.partial(_run_async, worker, loop)
+                )
+                # A daemon: after a second signal the process does not wait for what it drains.
+                thread = threading.Thread(target=self._until_end, args=(serve,), daemon=True)
+                threads.append(thread)
+                thread.start()
             self.over.wait()
         finally:
             for thread in threads:
@@ -403,6 +404,31 @@ class Life:
                 while thread.is_alive():
                     self._stop_workers(loop)
                     thread.join(_AGAIN_S)
+            for context in contexts.values():
+                # In a thread: the sockets of a worker whose hook does not return stay open.
+                thread = threading.Thread(target=context.term, daemon=True)
+                thread.start()
+                thread.join(_TERM_S)
+
+    def _worker(
+        self, service: Service, contexts: dict[Pair, "zmq.Context[zmq.Socket[bytes]]"]
+    ) -> Worker | AsyncWorker:
+        """The worker of a service. ``contexts``: those of the pairs that have services."""
+        options = {**self.app._shared, **service.options}  # noqa: SLF001 - its own App's
+        endpoints, pins = options.pop("endpoints"), options.pop("pins")
+        kind: type[Worker | AsyncWorker] = AsyncWorker if service.is_async else Worker
+        try:
+            endpoints, options["security"] = or_environment(endpoints, options["security"])
+            fleet = Fleet.of(endpoints, pins)
+            pair = fleet.pair_of(to_name(service.name))
+            if pair not in contexts:
+                contexts[pair] = new_context(len(pair.endpoints), owners=len(self.app.services))
+            worker = kind(fleet, service.name, self.handler(service), context=contexts[pair], **options)
+        except (TypeError, ConfigurationError, LocalProtocolError) as error:
+            text = str(error).replace("handler_timeout_s", "timeout")
+            raise ConfigurationError(f"service {service.name!r}: {text}") from error
+        worker.time_handlers()
+        return worker
 
     def _stop_workers(self, loop: "ThreadLoop") -> None:
         for worker in self.workers:

@@ -13,15 +13,18 @@ import zmq
 
 # Pairs have two nodes. A list of many more shares these; each thread costs a stack and two descriptors.
 THREADS_MAX = 8
-# A socket, the two ends of its monitor, and as much again while it is replaced.
-_SOCKETS_PER_PLACE = 6
+# A socket, the two ends of its monitor, a keepalive, and as much again while they are replaced.
+_SOCKETS_PER_PLACE = 8
 
 
-def new_context(places: int) -> "zmq.Context[zmq.Socket[bytes]]":
-    """A context for sockets that connect to ``places`` places. All bound sockets count as one place."""
+def new_context(places: int, *, owners: int = 1) -> "zmq.Context[zmq.Socket[bytes]]":
+    """A context for sockets that connect to ``places`` places. All bound sockets count as one place.
+
+    ``owners``: how many share it, each with its own socket for each place.
+    """
     context = zmq.Context(io_threads=min(max(places, 1), THREADS_MAX))
     # libzmq's default is 1023, which a client of 170 pairs would reach.
-    context.set(zmq.MAX_SOCKETS, max(context.get(zmq.MAX_SOCKETS), _SOCKETS_PER_PLACE * places))
+    context.set(zmq.MAX_SOCKETS, max(context.get(zmq.MAX_SOCKETS), _SOCKETS_PER_PLACE * places * owners))
     return context
 
 
