@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +17,10 @@ import pytest
 from bstar.errors import ConfigurationError
 from bstar_client import (
     App,
+    CallFailed,
     CallTimeoutError,
     ClosedError,
+    Declined,
     HAClient,
     HandlerError,
     LocalProtocolError,
@@ -167,6 +170,52 @@ def test_threads_may_share_the_client() -> None:
     with fake({"echo": echo}) as client, ThreadPoolExecutor(8) as pool:
         replies = pool.map(lambda number: client.request("echo", b"%d" % number).body, range(200))
         assert list(replies) == [b"%d" % number for number in range(200)]
+
+
+def quote(request: Request) -> bytes:
+    return {b"apple": b"3"}[request.body]
+
+
+async def quote_later(request: Request) -> bytes:
+    return quote(request)
+
+
+def decline(request: Request) -> bytes:
+    raise Declined("no-such-fruit")
+
+
+def test_the_cause_of_an_error_is_the_exception_of_the_handler() -> None:
+    """The test of a service shows the line where the handler failed."""
+
+    def check(error: BaseException, kind: type[BaseException], line: str) -> None:
+        assert type(error.__cause__) is kind
+        assert traceback.extract_tb(error.__cause__.__traceback__)[-1].name == line
+
+    with fake({"price": quote, "later": quote_later, "stock": decline}) as client:
+        for service in ("price", "later"):
+            with pytest.raises(HandlerError) as caught:
+                client.request(service, b"brick")
+            check(caught.value, KeyError, "quote")
+        with pytest.raises(HandlerError) as caught:
+            client.request("stock", b"brick")
+        check(caught.value, Declined, "decline")
+        [failed] = client.map("price", [b"brick"], errors="return")
+        assert isinstance(failed, CallFailed)
+        check(failed.error, KeyError, "quote")
+        keyed = [client.begin("price", b"brick", key="7") for _ in range(2)]
+        for future in keyed:
+            check(future.exception() or AssertionError(), KeyError, "quote")
+        [outcome] = client.ask_all("price", b"brick").values()
+        assert isinstance(outcome, CallFailed)
+        check(outcome.error, KeyError, "quote")
+
+    async def run() -> None:
+        async with fake({"price": quote}) as client:
+            with pytest.raises(HandlerError) as caught:
+                await client.request("price", b"brick")
+            check(caught.value, KeyError, "quote")
+
+    asyncio.run(run())
 
 
 def test_a_handler_runs_in_the_thread_of_the_test() -> None:

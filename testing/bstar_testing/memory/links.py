@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+from bstar.errors import HandlerError
+from bstar_client.core.outputs import Fail
 from bstar_client.links.links import Core
 from bstar_testing.memory.world import World
 
@@ -192,6 +194,11 @@ class MemoryLinks:
             elif what is True:
                 perform(core.connected(index, now))
             else:
-                perform(core.receive(index, what, now))
+                outputs = core.receive(index, what, now)
+                for output in outputs:
+                    if isinstance(output, Fail) and isinstance(output.error, HandlerError):
+                        # In one process its caller can see where the handler failed.
+                        output.error.__cause__ = self.world.raised.get(output.call.identity)
+                perform(outputs)
         if due is not None and asked_at >= due:
             perform(core.handle_timer(asked_at))

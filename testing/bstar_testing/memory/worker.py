@@ -56,6 +56,11 @@ class MemoryDispatcher(Dispatcher):
         cast("MemoryNet", self.settings.net).world.note_handler()
         return MemoryRequest(**asdict(super().request_of(job)), clock=self.settings.net.clock)
 
+    def failed(self, job: Job, request: Request, error: BaseException) -> Result:
+        """Report the handler's exception, and keep it for its caller."""
+        cast("MemoryNet", self.settings.net).world.raised[job.identity] = error
+        return super().failed(job, request, error)
+
     def _warn_unregistered(self, endpoints: tuple[str, ...]) -> None:
         """There is nothing to find at endpoints in memory."""
 

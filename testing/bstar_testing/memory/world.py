@@ -56,6 +56,8 @@ class World:
         # The event loop whose time is the pair's, for the length of its block.
         self.event_loop: AbstractEventLoop | None = None
         self.has_begun = False
+        # What the last handler of a request raised, by the request's identity.
+        self.raised: dict[bytes, BaseException] = {}
         self._events: deque[Callable[[], object]] = deque()
         self._jobs: deque[Job] = deque()
         self._later: list[tuple[float, int, Callable[[], object]]] = []
