@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from itertools import count
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
 from bstar.errors import BstarError
+from bstar.wire import durable
 from bstar_client import (
     Ask,
     BusyError,
@@ -31,6 +34,8 @@ from support.call_stages import QUEUE_LENGTH_MAX, AsyncFake, Fake, Handler, Real
 from support.timeouts import timeout_of_node
 
 PRICES = {b"apple": b"3", b"pear": b"4"}
+# So does the identity of a durable request's attempts begin: with its id.
+ID_DIGITS = 2 * durable.ID_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +237,79 @@ def test_a_stream_may_be_left_early(stage: Stage) -> None:
         stream.close()
         assert stage.client.request("price", b"apple").body == b"3"
         is_over.append(True)
+
+
+# --- callers that give up -----------------------------------------------------------------------------------
+
+
+def test_a_call_that_is_cancelled_is_cancelled_at_its_handler(stage: Stage) -> None:
+    calls: SimpleQueue[Any] = SimpleQueue()
+    seen: list[bool] = []
+    with stage.enter({"work": stage.left(lambda *_: calls.get().cancel(), seen), "price": quote}):
+        call = stage.client.begin("work", b"")
+        calls.put(call)
+        stage.wait_until(lambda: seen)
+        assert seen == [True]
+        assert call.cancelled()
+        assert stage.client.request("price", b"apple").body == b"3"
+
+
+def test_a_call_whose_deadline_passes_is_cancelled_at_its_handler(stage: Stage) -> None:
+    seen: list[bool] = []
+    with stage.enter({"work": stage.left(lambda *_: None, seen), "price": quote}):
+        with pytest.raises(CallTimeoutError):
+            stage.client.request("work", b"", timeout=1)
+        stage.wait_until(lambda: seen)
+        assert seen == [True]
+        assert stage.client.request("price", b"apple").body == b"3"
+
+
+def test_a_stream_that_is_left_is_cancelled_at_its_handler(stage: Stage) -> None:
+    seen: list[bool] = []
+
+    def endless(request: Request) -> Iterator[bytes]:
+        try:
+            while True:
+                yield b"more"
+                if isinstance(stage, Real):
+                    stage.pass_time(0.01)
+        finally:
+            seen.append(request.is_cancelled)
+
+    with stage.enter({"count": endless, "price": quote}):
+        stream = stage.client.stream("count", b"", timeout=120)
+        assert next(stream).body == b"more"
+        stream.close()
+        stage.wait_until(lambda: seen)
+        assert seen == [True]
+        assert stage.client.request("price", b"apple").body == b"3"
+
+
+def test_a_durable_request_that_is_cancelled_is_cancelled_at_its_handler(stage: Stage) -> None:
+    seen: list[bool] = []
+
+    def cancel(client: Any, request: Request) -> Any:
+        return client.cancel(request.identity.hex()[:ID_DIGITS])
+
+    with stage.enter({"work": stage.left(cancel, seen), "price": quote}):
+        request = stage.client.submit("work", b"")
+        stage.wait_until(lambda: seen)
+        assert seen == [True]
+        with pytest.raises(RequestCancelledError):
+            stage.client.result(request, wait=120)
+        assert stage.client.request("price", b"apple").body == b"3"
+
+
+def test_a_key_that_another_caller_has_is_not_cancelled(stage: Stage) -> None:
+    calls: SimpleQueue[Any] = SimpleQueue()
+    runs = Runs(lambda: calls.get().cancel())
+    with stage.enter({"work": runs}):
+        first = stage.client.begin("work", b"", key=f"cancel {type(stage)}")
+        calls.put(first)
+        second = stage.client.begin("work", b"", key=f"cancel {type(stage)}")
+        assert second.result().body == b"done"
+        assert first.cancelled()
+        assert not any(request.is_cancelled for request in runs.requests)
 
 
 # --- progress -----------------------------------------------------------------------------------------------

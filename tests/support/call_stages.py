@@ -15,13 +15,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
-from bstar_client import HAClient, Worker
+from bstar_client import HAClient, Request, Worker
 from bstar_testing import FakePair, Pair, fake, wait_until
 
 # A real pair that many tests share has room for so many requests in each queue.
 QUEUE_LENGTH_MAX = 4
 
 Handler = Callable[..., Any]
+# How often, and how many times, a stage looks at what it waits for.
+_LOOK_S, _LOOKS_MAX = 0.1, 1_200
+
 # The handler of a service, or one for each of its workers.
 Handlers = Mapping[str, Handler | list[Handler]]
 
@@ -52,8 +55,23 @@ class Stage(ABC):
         """A handler that takes so long."""
 
     @abstractmethod
+    def left(self, leave: Callable[[Any, Request], Any], seen: list[bool]) -> Handler:
+        """A handler that calls ``leave`` with client and request, and waits until that is cancelled.
+
+        ``seen`` gets True then, and False if it never is.
+        """
+
+    @abstractmethod
     def pass_time(self, seconds: float) -> None:
         """Wait, in the test."""
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        """Wait, in the test, until the condition holds."""
+        for _ in range(_LOOKS_MAX):
+            if condition():
+                return
+            self.pass_time(_LOOK_S)
+        raise AssertionError("it never came")
 
 
 class Fake(Stage):
@@ -79,6 +97,14 @@ class Fake(Stage):
     def slow(self, seconds: float) -> Handler:
         return lambda request: self.pair.pass_time(seconds)
 
+    def left(self, leave: Callable[[Any, Request], Any], seen: list[bool]) -> Handler:
+        def handler(request: Request) -> None:
+            leave(self.client, request)
+            self.pair.pass_time(60)
+            seen.append(request.is_cancelled)
+
+        return handler
+
     def pass_time(self, seconds: float) -> None:
         self.pair.pass_time(seconds)
 
@@ -99,6 +125,17 @@ class AsyncFake(Fake):
     def slow(self, seconds: float) -> Handler:
         async def handler(request: object) -> None:
             await asyncio.sleep(seconds)
+
+        return handler
+
+    def left(self, leave: Callable[[Any, Request], Any], seen: list[bool]) -> Handler:
+        async def handler(request: Request) -> None:
+            try:
+                if inspect.isawaitable(leaving := leave(self.client.client, request)):
+                    await leaving
+                await asyncio.sleep(60)
+            finally:
+                seen.append(request.is_cancelled)
 
         return handler
 
@@ -160,19 +197,51 @@ class Real(Stage):
 
         return handler
 
+    def left(self, leave: Callable[[Any, Request], Any], seen: list[bool]) -> Handler:
+        def handler(request: Request) -> None:
+            is_left = threading.Event()
+            request.on_cancel(is_left.set)
+            leave(self.client, request)
+            is_left.wait(60)
+            seen.append(request.is_cancelled)
+
+        return handler
+
     def pass_time(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+class StepwiseCall:
+    """What ``Stepwise.begin`` returns: a task whose ``result`` blocks."""
+
+    def __init__(self, task: asyncio.Task[Any], runner: asyncio.Runner) -> None:
+        self.cancel, self.cancelled = task.cancel, task.cancelled
+        self._task = task
+        self._runner = runner
+
+    def result(self) -> Any:
+        async def wait() -> Any:
+            return await self._task
+
+        return self._runner.run(wait())
 
 
 class Stepwise:
     """An ``AsyncHAClient`` whose methods block. Its event loop runs while one of them does."""
 
     def __init__(self, client: Any, runner: asyncio.Runner) -> None:
-        self._client = client
+        self.client = client
         self._runner = runner
 
+    def begin(self, *arguments: Any, **options: Any) -> StepwiseCall:
+        async def begin() -> asyncio.Task[Any]:
+            task: asyncio.Task[Any] = self.client.begin(*arguments, **options)
+            return task
+
+        return StepwiseCall(self._runner.run(begin()), self._runner)
+
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._client, name)
+        found = getattr(self.client, name)
         if not inspect.ismethod(found):
             return found
 
