@@ -9,11 +9,18 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from bstar.errors import ConfigurationError
 from bstar.host.service_manager import ServiceManager
+from bstar.net.reactor import Reactor
+from bstar.settings import sample_settings
+from bstar.star import State
+from bstar_broker.supervision import Supervision
 from bstar_cli.systemd import Kind, unit
 from bstar_testing import Pair
 from bstar_testing.nodes import COMMAND
@@ -84,6 +91,25 @@ def test_a_manager_that_is_gone_is_logged_once(tmp_path: Path, caplog: pytest.Lo
         gone.alive()
         gone.alive()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+@pytest.mark.loopback
+@pytest.mark.parametrize("error", [ConfigurationError("no YAML"), MemoryError("no memory")])
+def test_a_reload_that_fails_is_logged_and_ends_for_the_manager(
+    manager: Manager, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    machine = SimpleNamespace(state=State.ACTIVE, epochs=SimpleNamespace(own=3))
+    with Reactor() as reactor, ServiceManager(manager.address) as told:
+        server: Any = SimpleNamespace(
+            reactor=reactor, settings=sample_settings("primary"), node=Mock(machine=machine)
+        )
+        supervision = Supervision(server, told, Mock(side_effect=error), Mock())
+        manager.wait_for("READY")
+        supervision.reload_soon()
+        reactor.turn()
+    manager.wait_for("RELOADING")
+    assert manager.next()["READY"] == "1"
+    assert str(error) in caplog.text
 
 
 @pytest.fixture

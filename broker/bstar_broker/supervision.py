@@ -53,11 +53,12 @@ class Supervision:
             manager.reloading()
         try:
             result = reload(server.settings, self._read(), server.node.broker.ledger.settings)
-        except ConfigurationError as error:
-            _log.error("the configuration was not read again, and the node goes on as before: %s", error)
-        else:
             server.follow(result.settings)
             self._on_reload(result)
+        except ConfigurationError as error:
+            _log.error("the configuration was not read again, and the node goes on as before: %s", error)
+        except Exception:  # noqa: BLE001  # nothing that a file says ends a node, or leaves its manager waiting
+            _log.exception("the configuration was not read again, by a defect of bstar")
         if manager is not None:
             self._say_ready(manager)
 
