@@ -45,7 +45,7 @@ from support.brokers import Broker, lone_broker
 
 VERBS = [
     *("serve", "worker", "run", "call", "load", "bench", "status", "check-config", "sample-config", "demo"),
-    *("durable-demo", "emq-jobmanager", "emq-pubsub", "emq-admin", "version"),
+    *("durable-demo", "emq-jobmanager", "emq-admin", "version"),
 ]
 LIMIT_S = 60.0
 

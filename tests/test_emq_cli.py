@@ -5,17 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import zmq
 
 from bstar.wire import emq
 from bstar.wire.emq_jobs import Job, decode_result, encode_job
 from bstar_cli.main import main
-from bstar_client.emq import EmqPublisher
-from bstar_testing import LoopbackHost
-from bstar_testing.keys import Keys
 from support.emq_admin import admin_socket
 from support.emq_router import PublishedRouter, new_id
-from support.pirate_sockets import secure
 from support.talking import Program
 
 JOBS = "def greet(name):\n    return f'hello {name}'\n"
@@ -84,55 +79,6 @@ def test_a_wrong_configuration_of_a_job_manager(
     file = tmp_path / "manager.yaml"
     file.write_text(content)
     assert main(["emq-jobmanager", "--config", str(file)]) == 2
-    assert text in capsys.readouterr().err
-
-
-@pytest.mark.loopback
-def test_the_pub_sub_device_as_a_command_with_keys(tmp_path: Path) -> None:
-    keys = Keys(tmp_path, ["device"])
-    known = keys.security("client")
-    with LoopbackHost() as host, zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
-        publishers, subscribers = (f"tcp://127.0.0.1:{port}" for port in host.ports(2))
-        options = ["--bind-in", publishers, "--bind-out", subscribers]
-        options += ["--key-file", str(keys.path("device")), "--principals", str(keys.principals)]
-        with Program("-m", "bstar_cli", "emq-pubsub", *options) as program:
-            program.wait_for(lambda line: "ready" in line)
-            secure(subscriber, known)
-            subscriber.subscribe(b"news")
-            subscriber.connect(subscribers)
-            with EmqPublisher(publishers, security=known) as publisher:
-                while not subscriber.poll(20):
-                    publisher.publish("news", "hello")
-            assert program.terminate() == 0
-
-
-@pytest.mark.loopback
-def test_the_pub_sub_device_as_a_command() -> None:
-    with LoopbackHost() as host, zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
-        publishers, subscribers = (f"tcp://127.0.0.1:{port}" for port in host.ports(2))
-        options = ["--bind-in", publishers, "--bind-out", subscribers]
-        with Program("-m", "bstar_cli", "emq-pubsub", *options) as program:
-            program.wait_for(lambda line: "ready" in line)
-            subscriber.subscribe(b"news")
-            subscriber.connect(subscribers)
-            with EmqPublisher(publishers) as publisher:
-                while not subscriber.poll(20):
-                    publisher.publish("news", "hello")
-            assert program.terminate() == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--bind-in", "here"], "not an endpoint"),
-        (["--bind-out", "tcp://*:47299"], "say --insecure"),
-        (["--key-file", "device.key"], "belong together"),
-    ],
-)
-def test_wrong_options_of_the_device(
-    options: list[str], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["emq-pubsub", *options]) == 2
     assert text in capsys.readouterr().err
 
 

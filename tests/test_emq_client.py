@@ -1,4 +1,4 @@
-"""EventMQ's client, pub/sub device and admin with real sockets, at a router that acts as published."""
+"""EventMQ's client and admin with real sockets, at a router that acts as published."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import zmq
 
 from bstar.errors import (
     CallTimeoutError,
@@ -17,18 +16,17 @@ from bstar.errors import (
     ConfigurationError,
     LocalProtocolError,
     NoActiveNodeError,
+    OutcomeUnknownError,
+    RefusedError,
 )
-from bstar.security import Security, ServerSecurity, new_key
 from bstar.wire import emq
 from bstar.wire.emq_jobs import decode_job
 from bstar_client.core.emq.calls import CallSettings
 from bstar_client.core.emq.manager import ManagerSettings
-from bstar_client.emq import EmqClient, EmqJobManager, EmqPublisher, EmqPubSub, Headers, Job, ask_router
-from bstar_testing import LoopbackHost, wait_until
+from bstar_client.emq import EmqClient, EmqJobManager, Headers, Job, ask_router
 from support.emq_admin import admin_socket
 from support.emq_router import PublishedRouter
-from support.pirate_sockets import secure
-from support.waiting import LIMIT_S, receive
+from support.waiting import LIMIT_S
 
 JOB = Job("support.emq_calls", "add", [1], {"other": 2})
 QUICK = CallSettings((), connect_s=LIMIT_S, pause_s=0.02)
@@ -174,98 +172,68 @@ def test_wrong_arguments_are_told_before_anything_is_sent() -> None:
         EmqClient([])
 
 
-# --- pub/sub --------------------------------------------------------------------------------------------
+# --- publications ---------------------------------------------------------------------------------------
 
 
-@contextmanager
-def device(
-    security: ServerSecurity | None = None, wire: emq.Wire = emq.Wire.PUBLISHED
-) -> Iterator[EmqPubSub]:
-    with EmqPubSub("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", security=security, wire=wire.value) as found:
-        thread = threading.Thread(target=found.run)
+@pytest.mark.requirement("EMQ-P-01")
+@pytest.mark.parametrize("wire", emq.Wire)
+def test_a_publication_has_no_headers_unless_it_asks_for_its_confirmation(wire: emq.Wire) -> None:
+    """EMQ-P-01: so the published device, which answers nothing, gets the frames that it knows."""
+    with PublishedRouter(wire=wire) as router, EmqClient([router.frontend], wire=wire.value) as client:
+        router.confirmation = True
+        msgids = [client.publish("prices.apple", {"euro": 3.5}), client.publish("news", 1, confirm=True)]
+        router.wait_until(lambda: len(router.of(emq.Publish)) == 2)
+    bare, confirmed = (Headers(), Headers(reply_requested=True))
+    assert router.of(emq.Publish) == [
+        emq.Publish(msgids[0].encode(), b"prices.apple", b'{"euro": 3.5}', bare),
+        emq.Publish(msgids[1].encode(), b"news", b"1", confirmed),
+    ]
+
+
+@pytest.mark.parametrize("confirm", [False, True])
+def test_a_publication_that_a_node_gives_back_goes_to_the_other_one(confirm: bool) -> None:
+    passive, active = PublishedRouter(), PublishedRouter()
+    passive.dismisses_clients, active.confirmation = True, True
+    with passive, active, EmqClient([passive.frontend, active.frontend], timing=QUICK) as client:
+        msgid = client.publish("news", "hello", confirm=confirm)
+        active.wait_until(lambda: active.of(emq.Publish))
+        assert active.of(emq.Publish)[0].msgid == msgid.encode()
+
+
+def test_a_publication_that_is_not_confirmed_says_why() -> None:
+    with PublishedRouter() as router, EmqClient([router.frontend]) as client:
+        router.confirmation = "refused: no door"
+        with pytest.raises(RefusedError, match="no door"):
+            client.publish("news", 1, confirm=True)
+        router.confirmation = None
+        with pytest.raises(CallTimeoutError) as caught:
+            client.publish("news", 1, confirm=True, timeout_s=0.2)
+        assert caught.value.may_have_executed
+        for value in ({1, 2}, float("nan")):
+            with pytest.raises((TypeError, ValueError)):
+                client.publish("news", value)
+
+
+@pytest.mark.parametrize("is_idempotent", [False, True])
+def test_a_publication_whose_connection_breaks_is_unknown_or_sent_again(is_idempotent: bool) -> None:
+    first, second = PublishedRouter(), PublishedRouter()
+    second.confirmation = True
+    done: list[object] = []
+    with first, second, EmqClient([first.frontend, second.frontend], timing=QUICK) as client:
+
+        def publish() -> None:
+            try:
+                done.append(client.publish("news", 1, confirm=True, idempotent=is_idempotent))
+            except OutcomeUnknownError as error:
+                done.append(error)
+
+        thread = threading.Thread(target=publish)
         thread.start()
-        try:
-            yield found
-        finally:
-            found.stop()
-            thread.join()
-
-
-def test_publications_reach_those_who_subscribed_to_the_topic_and_garbage_nobody() -> None:
-    with device() as found, zmq.Context() as context:
-        publishers, subscribers = found.endpoints
-        with context.socket(zmq.SUB) as subscriber, context.socket(zmq.DEALER) as stranger:
-            subscriber.subscribe(b"prices.")
-            subscriber.connect(subscribers)
-            stranger.connect(publishers)
-            for frames in ([b"x"], [b"", b"eMQP/1.0", b"PUBLISH", b"m", b"t"], emq.encode(emq.Ready(b"m"))):
-                stranger.send_multipart(frames)
-            with EmqPublisher(publishers) as publisher:
-                # A subscription takes its time; until it is there, publications are lost.
-                while not (subscriber.poll(20) and found.drops.total() == 3):
-                    publisher.publish("prices.apple", {"euro": 3.5})
-                    publisher.publish("weather", "fine")
-                assert receive(subscriber) == [b"prices.apple", b'{"euro": 3.5}']
-    assert found.published >= 2
-    assert found.drops == {"frames": 1, "arguments": 1, "unexpected": 1}
-
-
-def test_a_publisher_without_a_device_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It never did while the connection was refused: libzmq reports each attempt, and each began the wait."""
-    monkeypatch.setattr("bstar_client.emq.pubsub._CONNECT_MS", 300)
-    with LoopbackHost() as host:
-        endpoint = f"tcp://127.0.0.1:{host.ports(1)[0]}"
-        with EmqPublisher(endpoint) as publisher, pytest.raises(NoActiveNodeError, match="was not sent"):
-            publisher.publish("news", "true")
-
-
-def test_with_keys_only_those_of_the_list_publish_and_subscribe() -> None:
-    own, friend, stranger = (new_key(name) for name in ("device", "friend", "stranger"))
-    known, unknown = (Security(key, servers=[own.public]) for key in (friend, stranger))
-    with (
-        device(ServerSecurity(own, clients=[friend.public])) as found,
-        zmq.Context() as context,
-        context.socket(zmq.SUB) as subscriber,
-        context.socket(zmq.SUB) as listener,
-        context.socket(zmq.SUB) as keyless,
-        context.socket(zmq.DEALER) as forger,
-    ):
-        publishers, subscribers = found.endpoints
-        for socket, key in ((subscriber, known), (listener, unknown), (keyless, None)):
-            secure(socket, key)
-            socket.subscribe(b"")
-            socket.connect(subscribers)
-        secure(forger, unknown)
-        forger.connect(publishers)
-        forger.send_multipart([b"", b"eMQP/1.0", b"PUBLISH", b"m", b"news", b'"forged"'])
-        wait_until(lambda: found.refusals["unknown-key"] >= 2, "both strangers are refused")
-        with EmqPublisher(publishers, security=known) as publisher:
-            # A subscription takes its time; until it is there, publications are lost.
-            while not subscriber.poll(20):
-                publisher.publish("news", "true")
-        assert receive(subscriber) == [b"news", b'"true"']
-        assert not listener.poll(0)
-        assert not keyless.poll(0)
-        forger.close(0)
-
-
-def test_a_publisher_speaks_the_specifications_wire_to_a_device_that_does() -> None:
-    with device(wire=emq.Wire.SPECIFICATION) as found, zmq.Context() as context:
-        publishers, subscribers = found.endpoints
-        with context.socket(zmq.SUB) as subscriber:
-            subscriber.subscribe(b"prices.")
-            subscriber.connect(subscribers)
-            with EmqPublisher(publishers, wire="specification") as publisher:
-                # A subscription takes its time; until it is there, publications are lost.
-                while not subscriber.poll(20):
-                    publisher.publish("prices.apple", 3.5)
-                assert receive(subscriber) == [b"prices.apple", b"3.5"]
-    assert not found.drops
-
-
-def test_a_place_that_is_taken_is_a_configuration_error() -> None:
-    with device() as found, pytest.raises(ConfigurationError, match="--bind-out"):
-        EmqPubSub("tcp://127.0.0.1:*", found.endpoints[1])
+        first.wait_until(lambda: first.of(emq.Publish))
+        first.close()
+        thread.join(LIMIT_S)
+    assert [type(each) for each in done] == [str if is_idempotent else OutcomeUnknownError]
+    assert len(second.of(emq.Publish)) == is_idempotent
 
 
 # --- admin ----------------------------------------------------------------------------------------------

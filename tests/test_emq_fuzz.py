@@ -8,6 +8,7 @@ import random
 import pytest
 
 from bstar.wire import emq, native
+from bstar_broker.fronts.emq.desk import EmqSettings
 from support.emq import EmqStage, job
 
 MESSAGES = 100_000
@@ -25,7 +26,9 @@ WORDS = (
     b"mmi.state", b"store.submit", b"\0" * 300,
 )  # fmt: skip
 # How many arguments each command has, so that half of the messages are whole.
-WHOLE = {b"INFORM": 2, b"REQUEST": 3, b"REPLY": 2, b"HEARTBEAT": 1, b"SCHEDULE": 5, b"UNSCHEDULE": 5}
+WHOLE = {
+    b"INFORM": 2, b"REQUEST": 3, b"REPLY": 2, b"HEARTBEAT": 1, b"SCHEDULE": 5, b"UNSCHEDULE": 5, b"PUBLISH": 2
+}  # fmt: skip
 
 
 def message(rng: random.Random) -> list[bytes]:
@@ -44,7 +47,7 @@ def message(rng: random.Random) -> list[bytes]:
 def test_100_000_messages_change_nothing_for_others() -> None:
     """No exception, every job at a manager is one that the broker has there, and native peers are served."""
     rng = random.Random(12)
-    stage = EmqStage(requests_per_client_max=50)
+    stage = EmqStage(EmqSettings(has_store=True, has_subscribers=True), requests_per_client_max=50)
     native_worker = [b"", b"MDPW01", b"\x01", b"echo"]
     stage.say(*native_worker, sender=b"w")
     heard: set[bytes] = set()
@@ -64,6 +67,7 @@ def test_100_000_messages_change_nothing_for_others() -> None:
     stage.say(*native_worker, sender=b"w2")
     assert any(frames[-1] == b"x" for frames in stage.say(*asked, sender=b"native"))
     json.dumps(stage.drops())
+    assert stage.front.state(stage.now).counts["published"] > 100
 
 
 def _counts_agree(stage: EmqStage) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -16,17 +17,19 @@ from typing import Self
 import pytest
 import zmq
 
+from bstar.errors import OutcomeUnknownError
 from bstar.wire import emq
 from bstar.wire.emq_jobs import Headers, Job, decode_job, decode_report, decode_result, encode_job
 from bstar_client.core.emq.manager import ManagerSettings
-from bstar_client.emq import EmqJobManager
+from bstar_client.emq import EmqClient, EmqJobManager
 from bstar_testing import Pair, wait_until
 from support.emq import result
-from support.waiting import LIMIT_S, Socket, receive_until
+from support.waiting import LIMIT_S, Socket, receive, receive_until
 
 pytestmark = pytest.mark.loopback
 
 DOORS = ("fronts.emq.clients", "fronts.emq.workers", "fronts.emq.admin")
+NEWS = ("fronts.emq.clients", "fronts.emq.workers", "fronts.emq.subscribers")
 CALLS = "support.emq_calls"
 PAGE = Path(__file__).parents[1] / "docs" / "patterns.md"
 TIMING = ManagerSettings((), heartbeat_s=0.2, silence_s=LIMIT_S, answer_s=LIMIT_S, pause_s=0.05)
@@ -169,9 +172,23 @@ def test_the_program_of_the_page_before_and_after_kill_9(tmp_path: Path) -> None
                 process.terminate()
 
 
-def said(folder: Path) -> str:
+def test_the_page_of_publications_does_what_it_says(tmp_path: Path) -> None:
+    [text] = re.findall(r"```python\n(# emq_news.py\n.*?)```", PAGE.read_text(), re.DOTALL)
+    with Pair(tmp_path / "pair", doors=NEWS) as pair:
+        pair.start()
+        places = [*pair.doors("fronts.emq.clients"), *pair.doors("fronts.emq.subscribers")]
+        for shipped, place in zip(("47291", "47292", "47299", "57299"), places, strict=True):
+            assert shipped in text
+            text = text.replace(shipped, place.rpartition(":")[2])
+        (tmp_path / "emq_news.py").write_text(text)
+        assert said(tmp_path, "emq_news.py") == "b'prices.apple' b'3.5'\n"
+        pair.primary.kill()
+        assert said(tmp_path, "emq_news.py") == "b'prices.apple' b'3.5'\n"
+
+
+def said(folder: Path, program: str = "emq_ask.py") -> str:
     """What the page's program prints."""
-    command = [sys.executable, "emq_ask.py"]
+    command = [sys.executable, program]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
@@ -238,3 +255,126 @@ def test_published_managers_one_at_each_node_serve_before_and_after_kill_9(tmp_p
                     ask(client, b"b%d" % number, number, headers)
                     assert result_of(client, b"b%d" % number) == number
             assert (one.jobs, other.jobs) == (20, 20)
+
+
+# --- publications -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def subscriber(pair: Pair, topic: bytes = b"") -> Iterator[Socket]:
+    """A SUB socket that both nodes know."""
+    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        socket.subscribe(topic)
+        socket.rcvhwm = 0
+        for node, endpoint in zip(pair.nodes, pair.doors("fronts.emq.subscribers"), strict=True):
+            socket.connect(endpoint)
+            node.wait_for("the subscriber", lambda state: state.fronts[0].peers["subscribers"] == 1)
+        with EmqClient(pair.doors("fronts.emq.clients")) as client:
+            # A subscription follows its connection; until it is there, publications are lost.
+            while not socket.poll(20):
+                client.publish(topic.decode() + "first", 0, confirm=True)
+            receive_until(socket, lambda _: not socket.poll(200))
+        yield socket
+
+
+class Publisher(threading.Thread):
+    """Publishes the numbers from 1 on to a pair, one after the other, until it is stopped."""
+
+    def __init__(self, pair: Pair, timeout_s: float = LIMIT_S) -> None:
+        super().__init__()
+        self.endpoints, self.timeout_s = pair.doors("fronts.emq.clients"), timeout_s
+        self.confirmed: list[int] = []
+        self.unknown: list[int] = []
+        self._is_over = threading.Event()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._is_over.set()
+        self.join()
+
+    def wait_for(self, count: int) -> None:
+        """Until it has published so many more."""
+        goal = len(self.confirmed) + count
+        wait_until(lambda: len(self.confirmed) >= goal, f"{count} publications")
+
+    def run(self) -> None:
+        with EmqClient(self.endpoints) as client:
+            for number in itertools.count(1):
+                if self._is_over.is_set():
+                    return
+                try:
+                    client.publish("numbers", number, confirm=True, timeout_s=self.timeout_s)
+                    self.confirmed.append(number)
+                except OutcomeUnknownError:
+                    self.unknown.append(number)
+
+
+def check_numbers(socket: Socket, publisher: Publisher, missing: int = 0) -> None:
+    """The subscriber gets all confirmed numbers but so many, and none twice. It reads its nodes in turn."""
+    left, found = set(publisher.confirmed), set[int]()
+    while len(left) > missing:
+        number = int(receive(socket)[1])
+        assert number not in found
+        found.add(number)
+        left.discard(number)
+
+
+@pytest.mark.requirement("EMQ-P-03")
+def test_a_subscriber_of_both_nodes_gets_each_publication_once_through_kill_9(tmp_path: Path) -> None:
+    """EMQ-P-03: one publication is under way at the kill; all others are confirmed, and were sent out."""
+    with Pair(tmp_path, profile="guide", doors=NEWS) as pair:
+        pair.start()
+        with subscriber(pair) as socket:
+            with Publisher(pair) as publisher:
+                publisher.wait_for(50)
+                pair.primary.kill()
+                publisher.wait_for(50)
+            # What the primary confirmed last may have been in its socket when it was killed.
+            check_numbers(socket, publisher, missing=1)
+        assert len(publisher.unknown) <= 1
+
+
+@pytest.mark.requirement("EMQ-P-03")
+def test_a_switchover_loses_and_repeats_no_publication(tmp_path: Path) -> None:
+    """EMQ-P-03: the node that serves no more gives back what it does not publish."""
+    with Pair(tmp_path, profile="guide", doors=NEWS) as pair:
+        pair.start()
+        with subscriber(pair) as socket:
+            with Publisher(pair) as publisher:
+                publisher.wait_for(50)
+                command = [sys.executable, "-m", "bstar_cli", "switchover"]
+                command += ["--config", str(pair.primary.config_path)]
+                subprocess.run(command, check=True, timeout=120, capture_output=True)
+                pair.backup.wait_for_state("ACTIVE")
+                publisher.wait_for(50)
+            check_numbers(socket, publisher)
+        assert publisher.unknown == []
+
+
+@pytest.mark.requirement("EMQ-P-02")
+def test_the_published_publisher_is_served_and_a_slow_subscriber_holds_nobody_up(tmp_path: Path) -> None:
+    """EMQ-P-02: the frames of its ``send_publish_request``, and no answer, which it would not read."""
+    with Pair(tmp_path, profile="guide", doors=NEWS) as pair:
+        pair.start()
+        slow_door, clients = pair.doors("fronts.emq.subscribers")[0], pair.doors("fronts.emq.clients")
+        with (
+            zmq.Context() as context,
+            context.socket(zmq.SUB) as slow,
+            subscriber(pair, b"topic") as socket,
+            dealer(clients[0], str(uuid.uuid4()).encode()) as published,
+        ):
+            slow.rcvhwm, slow.rcvbuf = 1, 4_096
+            slow.subscribe(b"")
+            slow.connect(slow_door)
+            pair.primary.wait_for("both", lambda state: state.fronts[0].peers["subscribers"] == 2)
+            message = b'["update", "%s"]' % (b"x" * 5_000)
+            while "emq-slow-subscriber" not in pair.primary.state().broker.drops:
+                for _ in range(100):
+                    msgid = str(uuid.uuid4()).encode()
+                    published.send_multipart([b"", b"eMQP/1.0", b"PUBLISH", msgid, b"topic", message])
+                for _ in range(100):
+                    assert receive(socket) == [b"topic", message]
+            assert not published.poll(0)

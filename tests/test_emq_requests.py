@@ -238,7 +238,7 @@ def test_a_message_that_is_not_json_is_refused_at_the_door(
 def test_it_counts_what_could_not_be_read(stage: EmqStage) -> None:
     stage.sends("clients", b"c1", b"rubbish")
     stage.sends("workers", b"m1", b"", b"eMQP/1.0", b"INFORM", b"m")
-    assert stage.front.state(stage.now).counts == {"unread": 2}
+    assert stage.front.state(stage.now).counts["unread"] == 2
 
 
 # --- guarantee ----------------------------------------------------------------------------------------------
@@ -570,7 +570,7 @@ def test_every_peer_may_end_it_where_that_is_allowed(door: str, peer: bytes) -> 
         ([b"", emq.VERSION, b"READY", b""], "emq-msgid"),
         ([b"", emq.VERSION, b"READY", b"\xff"], "emq-text"),
         ([b"", emq.VERSION, b"REQUEST", b"m", b"q", b"\xff", b"x"], "emq-text"),
-        ([b"", emq.VERSION, b"PUBLISH", b"m", b"q", b"x"], "emq-unexpected"),
+        ([b"", emq.VERSION, b"READY", b"m"], "emq-unexpected"),
         ([], "emq-frames"),
     ],
 )

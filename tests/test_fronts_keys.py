@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from bstar.errors import NoActiveNodeError
+from bstar.errors import NoActiveNodeError, RefusedError
 from bstar.security import Security, new_key
 from bstar.wire import pirate
 from bstar.wire.emq_jobs import Job
@@ -237,3 +237,33 @@ def test_a_front_ends_a_connection_that_sends_too_many_messages(pair: Pair) -> N
         assert monitor.poll(int(LIMIT_S * 1_000)), "the node did not hang up"
         client.disable_monitor()
         monitor.close(0)
+
+
+def test_to_publish_and_to_subscribe_are_different_rights(tmp_path: Path) -> None:
+    """Who may publish does not read; who may read publishes nothing; a stranger does neither."""
+    doors = (*JOBS, "fronts.emq.subscribers")
+    with Pair(tmp_path, is_secure=True, doors=doors) as pair:
+        assert pair.keys is not None
+        pair.keys.add("reader", "calls:emq.subscribe")
+        pair.keys.add("writer", "calls:emq.publish")
+        pair.start()
+        [door, _] = pair.doors("fronts.emq.subscribers")
+        writer = security(pair, "writer")
+        with (
+            peer(zmq.SUB, door, security(pair, "reader")) as reader,
+            counted(pair, "wrong-role"),
+            peer(zmq.SUB, door, writer) as listener,
+            counted(pair, "unknown-key"),
+            peer(zmq.SUB, door, stranger(pair)) as unknown,
+            emq_client(pair, writer) as client,
+        ):
+            for socket in (reader, listener, unknown):
+                socket.subscribe(b"")
+            # A subscription takes a moment; until it is there, publications are lost.
+            while not reader.poll(20):
+                client.publish("news", "true", confirm=True)
+            assert reader.recv_multipart() == [b"news", b'"true"']
+            with emq_client(pair, security(pair, "reader")) as other, pytest.raises(RefusedError):
+                other.publish("news", "forged", confirm=True)
+            assert not listener.poll(0)
+            assert not unknown.poll(0)

@@ -266,10 +266,25 @@ def test_what_is_no_result_or_report_is_refused(result: bytes) -> None:
 
 
 def test_a_publication_is_topic_and_message() -> None:
-    assert emq.encode_publication(emq.Publish(b"m", b"news", b'"x"')) == [b"news", b'"x"']
-    assert emq.decode_publication([b"news", b'"x"']) == (b"news", b'"x"')
-    with pytest.raises(RemoteProtocolError):
-        emq.decode_publication([b"news"])
+    assert emq.publication([b"news", b'"x"']) == [b"news", b'"x"']
+    for body in ([b"news"], [b"news", b'"x"', b""], [b"news", b"\xff"]):
+        with pytest.raises(RemoteProtocolError):
+            emq.publication(body)
+
+
+@pytest.mark.requirement("EMQ-P-01")
+def test_the_headers_of_a_publication_stand_last_where_the_published_program_reads_none() -> None:
+    """EMQ-P-01: on the specification's wire they stand before the message, or nowhere."""
+    message = emq.Publish(b"m", b"news", b'"x"', Headers(reply_requested=True))
+    for wire, arguments in (
+        (Wire.PUBLISHED, [b"news", b'"x"', b"reply-requested"]),
+        (Wire.SPECIFICATION, [b"news", b"reply-requested", b'"x"']),
+    ):
+        frames = [b"", VERSION, b"PUBLISH", b"m", *arguments]
+        assert emq.encode(message, wire=wire) == frames
+        assert emq.decode(frames, wire=wire) == message
+        bare = emq.decode([b"", VERSION, b"PUBLISH", b"m", b"news", b'"x"'], wire=wire)
+        assert bare == emq.Publish(b"m", b"news", b'"x"')
 
 
 COMMANDS = [frames[0] for _, frames, _ in TABLE]

@@ -10,24 +10,15 @@ import structlog
 import typer
 
 from bstar.base.printable import printable
-from bstar.security import Security, ServerSecurity
-from bstar.security.zap import uses_services
+from bstar.security import Security
 from bstar.settings.document import Problems, locator, read_document
-from bstar.settings.principals import watch_principals
 from bstar_cli.logs import LogOptions
-from bstar_cli.options import check_listens, refuse
+from bstar_cli.options import refuse
 from bstar_cli.terminal import json_line
-from bstar_client.emq import EmqJobManager, EmqPubSub, ask_router
+from bstar_client.emq import EmqJobManager, ask_router
 
 # What a configuration of a job manager may say.
 _KEYS = ("routers", "queues", "allow", "processes", "timeout_s", "drain_s", "wire")
-
-WireOption = Annotated[
-    Literal["published", "specification"] | None,
-    typer.Option(
-        "--wire", help="Whose side the peers take where they disagree; otherwise the published program's."
-    ),
-]
 
 
 def emq_jobmanager(
@@ -58,7 +49,12 @@ def emq_jobmanager(
         typer.Option("--drain", min=0, help="Seconds that a stop waits for running jobs; otherwise 300."),
     ] = None,
     *,
-    wire: WireOption = None,
+    wire: Annotated[
+        Literal["published", "specification"] | None,
+        typer.Option(
+            "--wire", help="Whose side to take where they disagree; otherwise the published program's."
+        ),
+    ] = None,
     logs: LogOptions,
 ) -> None:
     """Run jobs of EventMQ (eMQP/1.0) until SIGTERM or Ctrl-C.
@@ -103,65 +99,6 @@ def emq_jobmanager(
         log.info("started", routers=routers, processes=manager.options.processes, pid=os.getpid())
         manager.run()
         log.info("stopped", jobs=manager.jobs, refused=dict(manager.refused), ends=dict(manager.ends))
-
-
-def emq_pubsub(
-    bind_in: Annotated[
-        str, typer.Option("--bind-in", metavar="ENDPOINT", help="Where publishers connect.")
-    ] = "tcp://127.0.0.1:47298",
-    bind_out: Annotated[
-        str, typer.Option("--bind-out", metavar="ENDPOINT", help="Where subscribers connect.")
-    ] = "tcp://127.0.0.1:47299",
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure",
-            help="Allow addresses that others can reach without a key: no encryption, no authentication.",
-        ),
-    ] = False,
-    key: Annotated[
-        Path | None,
-        typer.Option("--key-file", metavar="FILE", help="The device's secret key (bstar keys new)."),
-    ] = None,
-    principals: Annotated[
-        Path | None,
-        typer.Option(
-            "--principals",
-            metavar="FILE",
-            help="Who may publish and subscribe: the clients, workers and operators of this list.",
-        ),
-    ] = None,
-    *,
-    wire: WireOption = None,
-    logs: LogOptions,
-) -> None:
-    """Pass EventMQ's publications from publishers to subscribers until SIGTERM or Ctrl-C.
-
-    It keeps nothing: a subscriber gets what is published while it is connected and keeps up. What is no
-    PUBLISH is counted and dropped. It reads its key and the list once, at the start.
-
-    Exit codes: 0 stopped as asked; 2 wrong usage, or an address cannot be bound.
-
-    Examples:
-
-        bstar emq-pubsub
-
-        bstar emq-pubsub --bind-in tcp://10.0.0.5:47298 --bind-out tcp://10.0.0.5:47299 \
---key-file keys/device.key --principals keys/principals.yaml
-    """
-    for name, text in (("--bind-in", bind_in), ("--bind-out", bind_out)):
-        check_listens(name, text, key, principals, is_insecure=insecure)
-    logs.configure()
-    log = structlog.get_logger("bstar.emq")
-    security = None
-    if key is not None and principals is not None:
-        listed = watch_principals(principals).value.keys_of(uses_services)
-        security = ServerSecurity(key, clients=sorted(listed))
-    with EmqPubSub(bind_in, bind_out, security=security, wire=wire or "published") as device:
-        log.info("ready", publishers=bind_in, subscribers=bind_out, pid=os.getpid())
-        device.run()
-        ends = {"published": device.published, "drops": dict(device.drops)}
-        log.info("stopped", **ends, refusals=dict(device.refusals))
 
 
 def emq_admin(

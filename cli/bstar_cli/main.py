@@ -48,7 +48,6 @@ _MODULES = {
     "durable-demo": "durable_demo",
     "version": "main",
     "emq-jobmanager": "emq",
-    "emq-pubsub": "emq",
     "emq-admin": "emq",
     "keys": "keys",
     "pipeline": "pipeline",

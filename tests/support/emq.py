@@ -51,7 +51,12 @@ class EmqStage(SoloStore):
         return [
             (output.frames[0], emq.decode(output.frames, 1, wire=self.emq.wire))
             for output in self.left[since:]
+            if output.door != "subscribers"
         ]
+
+    def published(self) -> list[list[bytes]]:
+        """What left through the subscribers' door."""
+        return [output.frames for output in self.left if output.door == "subscribers"]
 
     def says(self, door: str, peer: bytes, message: emq.Message) -> list[Told]:
         """A peer sends this message."""

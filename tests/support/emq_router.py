@@ -19,6 +19,7 @@ from typing import Self, TypeVar
 import zmq
 
 from bstar.wire import emq
+from bstar.wire.emq_jobs import encode_result
 from support.waiting import Bell
 
 M = TypeVar("M")
@@ -51,6 +52,8 @@ class PublishedRouter:
         self.forwards_results = forwards_results
         # As the passive node of a pair: a client's request is answered by KBYE with the request's msgid.
         self.dismisses_clients = False
+        # As an active node: the result of a PUBLISH that asks for it.
+        self.confirmation: object = None
         self.heard: list[tuple[bytes, emq.Message]] = []
         self.slots: dict[bytes, int] = {}
         self.bell = Bell()
@@ -194,6 +197,13 @@ class PublishedRouter:
             self._outbox.put((1, [sender, *self._encode(emq.Goodbye(message.msgid))]))
         elif isinstance(message, emq.Request):
             self._waiting.append((sender, message))
+        elif (
+            isinstance(message, emq.Publish)
+            and message.headers.reply_requested
+            and self.confirmation is not None
+        ):
+            result = emq.Reply(new_id(), message.msgid, encode_result(self.confirmation))
+            self._outbox.put((1, [sender, *self._encode(result)]))
 
     def _dispatch(self) -> None:
         while self._waiting:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _KINDS = {"router": zmq.ROUTER, "dealer": zmq.DEALER, "pub": zmq.PUB}
 _LINGER_MS = 500
+# A PUB reads subscriptions alone: prefixes of topics.
+_SUBSCRIPTION_BYTES_MAX = 65_536
 
 
 class _Peers:
@@ -106,6 +108,9 @@ class FrontShell(Closing):
         socket.linger = _LINGER_MS
         socket.sndhwm = socket.rcvhwm = door.queue_max
         socket.maxmsgsize = frame_bytes_max
+        if door.kind == "pub":
+            socket.maxmsgsize = min(_SUBSCRIPTION_BYTES_MAX, frame_bytes_max)
+            socket.set(zmq.XPUB_NODROP, 1)
         if door.kind == "router":
             socket.set(zmq.ROUTER_MANDATORY, 1)
             socket.set(zmq.ROUTER_HANDOVER, self._gate is None)
@@ -184,12 +189,20 @@ class FrontShell(Closing):
                 self._listeners[place].hang_up_all()
 
     def send(self, output: FrontSend) -> list[Output]:
-        """Send it; what follows if that is impossible."""
+        """Send it; what follows if that is impossible.
+
+        A PUB without room for one subscriber sends it to the others: no subscriber holds the rest up.
+        """
+        socket = self._sockets[output.front, output.door]
         try:
-            send(self._sockets[output.front, output.door], output.frames)
+            send(socket, output.frames)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
+            if socket.type == zmq.PUB:
+                socket.set(zmq.XPUB_NODROP, 0)
+                send(socket, output.frames)
+                socket.set(zmq.XPUB_NODROP, 1)
             is_gone = error.errno == zmq.EHOSTUNREACH
             return self._node.front_unsent(output, self._reactor.now(), is_gone=is_gone)
         return []

@@ -84,17 +84,26 @@ class PzqOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class EmqOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """EventMQ (eMQP/1.0): clients and schedulers, job managers, and the admin's commands."""
+    """EventMQ (eMQP/1.0): clients, job managers, the admin's commands, and subscribers."""
 
     clients: Annotated[
         str | None,
-        Meta(description="Where clients and schedulers connect: an endpoint to bind. null: no EventMQ."),
+        Meta(
+            description="Where clients, publishers and schedulers connect: an endpoint to bind. null: no "
+            "EventMQ."
+        ),
     ] = None
     workers: Annotated[str | None, Meta(description="Where job managers connect: an endpoint to bind.")] = (
         None
     )
     admin: Annotated[
         str | None, Meta(description="Where the admin command connects: an endpoint to bind.")
+    ] = None
+    subscribers: Annotated[
+        str | None,
+        Meta(
+            description="Where subscribers connect a SUB socket: an endpoint to bind. null: no publications."
+        ),
     ] = None
     default_queue: Annotated[
         str,

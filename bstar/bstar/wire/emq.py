@@ -16,7 +16,7 @@ gives equal frames, except for the order of headers, spaces in JSON, and unused 
     Schedule        SCHEDULE                client → R → scheduler   [queue] [headers] [seconds or -1]
                                                                      [JSON job] [cron or empty]
     Unschedule      UNSCHEDULE              client → R → schedulers  the same five; the job alone is read
-    Publish         PUBLISH                 publisher → pub/sub      [topic] [JSON message]
+    Publish         PUBLISH                 publisher → pub/sub      [topic] [JSON message], perhaps [headers]
     Disconnect      DISCONNECT              all → R, R → all         none
     Goodbye         KBYE, also KBAI         all                      none
     Status          STATUS                  admin → R                none
@@ -24,7 +24,8 @@ gives equal frames, except for the order of headers, spaces in JSON, and unused 
     ShowSchedulers  ROUTER_SHOW_SCHEDULERS  admin → R                none
     Hello           HELLO                   admin → R                none
 
-    A publication has the frames ``[topic] [message]`` and no header.
+    A publication has the frames ``[topic] [message]`` and no header. The headers of PUBLISH are those of the
+    specification's wire; on the published wire they are an extension, and its program ignores the frame.
 
 ``msgid`` is opaque bytes, UTF-8 like every frame (EMQ-R-02): the published router decodes each of them.
 ``Wire`` says whose side to take where specification and published program disagree:
@@ -97,9 +98,8 @@ __all__ = [
     "Unschedule",
     "Wire",
     "decode",
-    "decode_publication",
     "encode",
-    "encode_publication",
+    "publication",
     "queue_trouble",
 ]
 
@@ -178,16 +178,15 @@ def encode(message: Message, *, wire: Wire = Wire.PUBLISHED) -> Frames:
     return [b"", VERSION, command, msgid, *_arguments(message, is_published=is_published)]
 
 
-def encode_publication(message: Publish) -> Frames:
-    """``[topic] [message]``: what a subscriber gets."""
-    return [message.topic, message.message]
-
-
-def decode_publication(frames: Sequence[bytes]) -> tuple[bytes, bytes]:
-    """Topic and message of a publication; RemoteProtocolError if it is invalid."""
-    if len(frames) != 2:
-        raise RemoteProtocolError("frames", f"a publication has 2 frames, this one {len(frames)}")
-    return frames[0], frames[1]
+def publication(body: Sequence[bytes]) -> Frames:
+    """``[topic] [message]``, as a subscriber gets it; RemoteProtocolError if ``body`` has other frames."""
+    if len(body) != 2:
+        raise RemoteProtocolError(
+            "frames", f"a publication has two frames, topic and message, this one {len(body)}"
+        )
+    for frame in body:
+        _text(frame)
+    return list(body)
 
 
 def queue_trouble(name: str) -> str | None:
@@ -307,10 +306,12 @@ def _read_unschedule(msgid: bytes, arguments: Sequence[bytes], wire: Wire) -> Un
 
 
 def _read_publish(msgid: bytes, arguments: Sequence[bytes], wire: Wire) -> Publish:
-    if wire is Wire.SPECIFICATION and len(arguments) == 3:
-        return Publish(msgid, arguments[0], arguments[2])
-    _expect(arguments, "PUBLISH", 2)
-    return Publish(msgid, arguments[0], arguments[1])
+    _expect(arguments, "PUBLISH", 2, 3)
+    topic, *rest = arguments
+    if wire is Wire.SPECIFICATION:
+        rest.reverse()
+    message, headers = (*rest, b"")[:2]
+    return Publish(msgid, topic, message, parse_headers(_text(headers)))
 
 
 _READERS: dict[bytes, Callable[[bytes, Sequence[bytes], Wire], Message]] = {
@@ -366,8 +367,9 @@ def _arguments(message: Message, *, is_published: bool) -> Frames:
         case Unschedule(_, queue, job, headers):
             times = [str(NO_INTERVAL).encode(), job, b""] if is_published else [job]
             arguments = [queue.encode(), headers.text().encode(), *times]
-        case Publish(_, topic, body):
-            arguments = [topic, body] if is_published else [topic, b"", body]
+        case Publish(_, topic, body, headers):
+            words = headers.text().encode()
+            arguments = [topic, body, *([words] if words else [])] if is_published else [topic, words, body]
         case _:
             arguments = []
     return arguments

@@ -109,6 +109,7 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
     msgid: bytes
     topic: bytes
     message: bytes
+    headers: Headers = NO_HEADERS
 
 
 class Disconnect(msgspec.Struct, frozen=True, gc=False):

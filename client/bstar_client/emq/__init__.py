@@ -1,4 +1,4 @@
-"""EventMQ (eMQP/1.0) without its router: a job manager, a client, a pub/sub device, an admin's questions.
+"""EventMQ (eMQP/1.0) without its router: a job manager, a client and publisher, an admin's questions.
 
     manager = EmqJobManager(["tcp://127.0.0.1:47290"], queues=[(10, "default")], allow=["shop.jobs"])
     client = EmqClient(["tcp://127.0.0.1:47291"])
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from bstar_client.emq.admin import ask_router
     from bstar_client.emq.client import EmqClient
     from bstar_client.emq.manager import EmqJobManager
-    from bstar_client.emq.pubsub import EmqPublisher, EmqPubSub
 
-__all__ = ["EmqClient", "EmqJobManager", "EmqPubSub", "EmqPublisher", "Headers", "Job", "ask_router"]
+__all__ = ["EmqClient", "EmqJobManager", "Headers", "Job", "ask_router"]
 
 __getattr__ = on_demand(
     __name__,
@@ -27,6 +26,5 @@ __getattr__ = on_demand(
         "bstar_client.emq.admin": ["ask_router"],
         "bstar_client.emq.client": ["EmqClient"],
         "bstar_client.emq.manager": ["EmqJobManager"],
-        "bstar_client.emq.pubsub": ["EmqPubSub", "EmqPublisher"],
     },
 )

@@ -1,5 +1,6 @@
 """The EventMQ client: DEALER sockets in a thread of its own around the pure ``EmqCalls``."""
 
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -14,6 +15,7 @@ from bstar.errors import (
     LocalProtocolError,
     NoActiveNodeError,
     OutcomeUnknownError,
+    RefusedError,
 )
 from bstar.net.reactor import Reactor
 from bstar.security import Security
@@ -136,6 +138,31 @@ class EmqClient(Closing):
     def unschedule(self, job: Job, *, timeout_s: float | None = None) -> str:
         """Send UNSCHEDULE: end the schedule with this call; the msgid."""
         return self._deliver(emq.Unschedule(new_id(), "default", encode_job(job)), timeout_s)
+
+    def publish(
+        self,
+        topic: str,
+        value: object,
+        *,
+        confirm: bool = False,
+        timeout_s: float | None = None,
+        idempotent: bool = False,
+    ) -> str:
+        """Send PUBLISH with ``value`` as JSON to those who subscribed to the topic; its msgid.
+
+        It returns when the message went to a connected router or pub/sub device; NoActiveNodeError if there
+        was none in time. If the connection ends within five seconds, an ``idempotent`` publication is sent
+        again, and subscribers may get it twice; any other one may be lost.
+
+        ``confirm``: it returns when the active node of a pair has sent it out, and otherwise raises what
+        ``call`` raises, RefusedError if the node does not publish. The published device never confirms.
+        """
+        text = json.dumps(value, allow_nan=False).encode()
+        message = emq.Publish(new_id(), topic.encode(), text, Headers(reply_requested=confirm))
+        result = self._ask(message, timeout_s, is_repeatable=idempotent, wants_result=confirm)
+        if confirm and (said := decode_result(result)) is not True:
+            raise RefusedError(f"the publication was not sent out: {said}")
+        return message.msgid.decode()
 
     @property
     def counts(self) -> Mapping[str, int]:

@@ -14,6 +14,7 @@ NAME = "emq"
 CLIENTS = "clients"
 WORKERS = "workers"
 ADMIN = "admin"
+SUBSCRIBERS = "subscribers"
 
 
 class EmqSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +28,7 @@ class EmqSettings(msgspec.Struct, frozen=True, kw_only=True):
     has_external_scheduler: bool = False
     has_store: bool = False
     may_disconnect: bool = False
+    has_subscribers: bool = False
     wire: emq.Wire = emq.Wire.PUBLISHED
 
 

@@ -1,8 +1,9 @@
-"""The EventMQ front: reads what comes through its three doors, and gives it to the part that knows.
+"""The EventMQ front: reads what comes through its doors, and gives it to the part that knows.
 
-    clients   clients and external schedulers: ``requests``, ``schedules``, ``schedulers``
-    workers   job managers: ``managers``
-    admin     the admin's commands STATUS, ROUTER_SHOW_WORKERS and ROUTER_SHOW_SCHEDULERS
+    clients      clients, publishers and external schedulers: ``requests``, ``schedules``, ``schedulers``
+    workers      job managers: ``managers``
+    admin        the admin's commands STATUS, ROUTER_SHOW_WORKERS and ROUTER_SHOW_SCHEDULERS
+    subscribers  a PUB socket: ``publications``
 
 For a command of the admin, and for DISCONNECT at any door, the front asks the node for ``mmi.state``, which
 is for operators alone where keys are used. The figures by queue are those of the broker's services, so they
@@ -19,8 +20,9 @@ from bstar.wire.front import Order, Verb, peer_id, split_peer_id
 from bstar.wire.messages import Request
 from bstar_broker.core.outputs import FrontSend, Output
 from bstar_broker.core.snapshot import FrontState, NodeState
-from bstar_broker.fronts.emq.desk import ADMIN, CLIENTS, NAME, WORKERS, Asker, Desk, label
+from bstar_broker.fronts.emq.desk import ADMIN, CLIENTS, NAME, SUBSCRIBERS, WORKERS, Asker, Desk, label
 from bstar_broker.fronts.emq.managers import Managers
+from bstar_broker.fronts.emq.publications import Publications
 from bstar_broker.fronts.emq.requests import Requests
 from bstar_broker.fronts.emq.schedulers import Schedulers
 from bstar_broker.fronts.emq.schedules import (
@@ -50,6 +52,7 @@ class EmqFront:
         self._settings = desk.settings
         self.managers = Managers(desk)
         self._requests = Requests(desk, self.managers, run)
+        self._publications = Publications(desk, self.managers)
         self._schedulers = Schedulers(desk)
         self._schedules: Keeper
         if desk.settings.has_store:
@@ -86,6 +89,8 @@ class EmqFront:
         match message:
             case emq.Request():
                 return self._requests.receive(asker, message, now)
+            case emq.Publish():
+                return self._requests.publish(asker, message, now)
             case emq.Schedule() | emq.Unschedule():
                 return self._receive_schedule(asker, message, now)
             case emq.Inform():
@@ -145,6 +150,8 @@ class EmqFront:
         _, door, routing_id = split_peer_id(order.peer)
         if door == WORKERS:
             return self.managers.deliver(order, now)
+        if door == SUBSCRIBERS:
+            return self._publications.deliver(order, now)
         if door == ADMIN:
             return self._answer_admin(routing_id, order, now)
         if door == DOOR:
@@ -176,12 +183,15 @@ class EmqFront:
         elif routing_id not in self._schedulers.by_id and routing_id not in self.managers.by_id:
             outputs.append(self._desk.goodbye(door, routing_id, msgid))
         self._schedules.stop()
+        outputs += self._publications.close(now)
         return [*outputs, *self._schedulers.close(), *self.managers.close(now)]
 
     def unsent(self, output: FrontSend, is_gone: bool, now: float) -> list[Output]:
         """See ``Front``."""
         if output.door == WORKERS:
             return self.managers.unsent(output, is_gone, now)
+        if output.door == SUBSCRIBERS:
+            return self._publications.missed()
         routing_id = output.frames[0]
         if output.door == CLIENTS and is_gone:
             self._schedulers.forget(routing_id)
@@ -189,7 +199,9 @@ class EmqFront:
         return self._desk.inlet.peer_unreached(peer_id(NAME, output.door, routing_id), now, is_gone=is_gone)
 
     def connected(self, door: str, count: int, now: float) -> list[Output]:
-        """See ``Front``: connections tell nothing here."""
+        """See ``Front``: subscribers have no other sign."""
+        if door == SUBSCRIBERS:
+            self._publications.subscribers = count
         return []
 
     def peer_gone(self, door: str, routing_id: bytes, now: float) -> list[Output]:
@@ -221,6 +233,7 @@ class EmqFront:
             self._looked_at = now
             outputs += self.managers.beat(now)
             outputs += self._schedulers.beat(now)
+            outputs += self._publications.offer(now)
         if self._desk.inlet.is_active and not self._is_closed:
             outputs += self._requests.handle_timer(now)
             outputs += self._schedules.handle_timer(now)
@@ -241,7 +254,12 @@ class EmqFront:
 
     def state(self, now: float) -> FrontState:
         """See ``Front``."""
-        peers = {"managers": len(self.managers.by_id), "schedulers": len(self._schedulers.by_id)}
+        peers = {
+            "managers": len(self.managers.by_id),
+            "schedulers": len(self._schedulers.by_id),
+            "subscribers": self._publications.subscribers,
+        }
+        counts = {"unread": self._unread, "published": self._publications.published}
         slots = sum(manager.free for manager in self.managers.by_id.values())
         levels = {
             "free_slots": slots,
@@ -250,7 +268,7 @@ class EmqFront:
             "schedules": self._schedules.count(),
         }
         error = "a DISCONNECT has ended EventMQ at this node" if self._is_closed else ""
-        return FrontState(NAME, peers, {"unread": self._unread}, error, levels)
+        return FrontState(NAME, peers, counts, error, levels)
 
 
 _ADMIN = frozenset((emq.Status, emq.ShowWorkers, emq.ShowSchedulers))

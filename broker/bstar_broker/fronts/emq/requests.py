@@ -32,6 +32,7 @@ from bstar_broker.core.outputs import Output
 from bstar_broker.fronts.emq.desk import CLIENTS, Asker, Desk
 from bstar_broker.fronts.emq.jobs import to_body, to_result
 from bstar_broker.fronts.emq.managers import Managers, requests_in
+from bstar_broker.fronts.emq.publications import SERVICE as PUBLISH
 
 # Requests that a failure lets begin again; each is held here besides in the broker.
 _RETRIES_MAX = 100_000
@@ -103,6 +104,16 @@ class Requests:
         if self.count() >= _RETRIES_MAX:
             return self._desk.refuse(asker, "retries-full", "too many requests with attempts left")
         return self._begin(Attempts(asked, asker.user_id, left), now)
+
+    def publish(self, asker: Asker, message: emq.Publish, now: float) -> list[Output]:
+        """PUBLISH: its end goes to who asks for it, as that of a REQUEST. There is no REPLY before."""
+        if not self._desk.settings.has_subscribers:
+            return self._desk.refuse(asker, "publish", "this node has no fronts.emq.subscribers")
+        asks = _ASKS if message.headers.reply_requested else b""
+        body = [message.topic, message.message]
+        envelope = (REQUEST, asker.msgid, asks)
+        asked = Request(asker.peer, Dialect.FRONT, envelope, PUBLISH, body)
+        return self._managers.receive(asked, now, asker.user_id)
 
     def service_of(self, queue: str) -> bytes:
         """The broker's service of this queue."""
