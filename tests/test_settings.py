@@ -660,10 +660,15 @@ def test_profiles_that_differ_are_named_and_not_the_keys_that_neither_file_has()
     assert keys == ["timing.drain_timeout_s", "profile"]
 
 
-def test_both_nodes_record_the_same_requests() -> None:
-    one = from_mapping(minimal(journal__sample=0.5))
-    two = from_mapping(yaml.safe_load(sample_configuration("backup")))
-    assert [problem.partition(":")[0] for problem in pair_problems(one, two)] == ["journal.sample"]
+@pytest.mark.parametrize(("path", "value"), [("journal.sample", 0.5), ("security.orders", True)])
+def test_both_nodes_record_the_same_requests_and_take_orders_alike(path: str, value: object) -> None:
+    key = {"security__key": "a", "security__principals": "b"} if path.startswith("security") else {}
+    one = from_mapping(minimal(**{path.replace(".", "__"): value}, **key))
+    two = from_mapping(
+        yaml.safe_load(sample_configuration("backup"))
+        | ({"security": {"key": "c", "principals": "b"}} if key else {})
+    )
+    assert [problem.partition(":")[0] for problem in pair_problems(one, two)] == [path]
 
 
 def test_two_nodes_on_one_machine_cannot_share_a_state_directory() -> None:

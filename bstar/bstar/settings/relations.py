@@ -445,6 +445,7 @@ _ALIKE = {
     "fronts.pzq.ack_timeout_s": "consumers must meet the same after a failover",
     "fronts.pzq.in_flight_max": "consumers must meet the same after a failover",
     "services": "a limit must hold after a failover",
+    "security.orders": "orders from elsewhere would be refused after a failover",
     "journal.sample": "a request must be recorded by both nodes or by none",
     **dict.fromkeys(
         ("fronts.ppp.service", "fronts.ppp.heartbeat_interval_s", "fronts.ppp.liveness"),
