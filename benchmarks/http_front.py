@@ -18,6 +18,7 @@ import statistics
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import cycle
@@ -48,7 +49,7 @@ async def empty(scope: Scope, receive: Receive, send: Send) -> None:
 def serve_empty(port: int) -> None:
     """The same server, in the same way."""
     with bind(f"127.0.0.1:{port}", "--serve") as listener:
-        uvicorn.Server(config_of(empty, HttpPlan(FrontSettings(), 2_000))).run([listener])
+        uvicorn.Server(config_of(empty, HttpPlan(FrontSettings(), 2_000), Counter())).run([listener])
 
 
 class _Connection(asyncio.Protocol):
@@ -104,18 +105,6 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_S
 
 
-def child_of(pid: int) -> int:
-    """The front of a node."""
-    found = [child for task in Path(f"/proc/{pid}/task").iterdir() for child in _children(task)]
-    if not found:
-        raise SystemExit("the node has no front")
-    return found[0]
-
-
-def _children(task: Path) -> list[int]:
-    return [int(child) for child in (task / "children").read_text("ascii").split()]
-
-
 def p99_us(client: HAClient) -> float:
     """Of calls one at a time."""
     taken = []
@@ -165,7 +154,7 @@ def compare(running: Pair, arguments: argparse.Namespace) -> None:
     port = int(running.http_urls[0].rpartition(":")[2])
     for each in (port, empty_port):
         wait_until(lambda each=each: _answers(each), "the server answers")  # type: ignore[misc]
-    front_pid = child_of(running.primary.pid)
+    front_pid = running.primary.children[0]
     rates: dict[str, list[float]] = {"empty": [], "front": []}
     costs: dict[str, list[float]] = {"empty": [], "front": []}
     quantiles: dict[str, list[float]] = {"alone": [], "slow": []}

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from bstar_broker.core.snapshot import JournalState, QuorumState, SecurityState
+from bstar_broker.core.snapshot import FrontState, JournalState, QuorumState, SecurityState
 from bstar_broker.operate.metrics import NodeCollector
 from chaos.alert_scenes import SCENARIOS
 from chaos.prometheus import need_program
@@ -134,7 +134,8 @@ def test_each_alert_asks_for_metrics_that_a_node_has(name: str) -> None:
     )
     pair = msgspec.structs.replace(state.pair, quorum=quorum)
     security = SecurityState(is_on=True)
-    state = msgspec.structs.replace(state, pair=pair, journal=journal, security=security)
+    fronts = [FrontState("http", {})]
+    state = msgspec.structs.replace(state, pair=pair, journal=journal, security=security, fronts=fronts)
     registry.register(NodeCollector(lambda: state))
     known = {sample.name for family in registry.collect() for sample in family.samples}
     recorded = {rule["record"]: rule["expr"] for rule in every_rule() if "record" in rule}

@@ -14,7 +14,14 @@ import yaml
 
 from bstar_broker.core import findings
 from bstar_broker.core.findings import ELSEWHERE, FINDINGS_MAX, NODE, SERVICE, Entry, Findings
-from bstar_broker.core.snapshot import Finding, JournalState, NodeState, QuorumState, SecurityState
+from bstar_broker.core.snapshot import (
+    Finding,
+    FrontState,
+    JournalState,
+    NodeState,
+    QuorumState,
+    SecurityState,
+)
 from bstar_cli import exits
 from bstar_cli.diagnosis import Reason, Seen, find_troubles, judge
 from bstar_client.calls.status import NodeReport
@@ -140,6 +147,7 @@ FAILING: list[tuple[str, list[NodeState]]] = [
     ("descriptors-short", [state(is_short_of_descriptors=True)]),
     ("descriptors-short", [state(), state(descriptor_shortages=1)]),
     ("held-off", [state(networks_held_off=1), state()]),
+    ("front-down", [msgspec.structs.replace(state(), fronts=[FrontState("http", {}, error="it hangs")])]),
     ("fronts-apart", [state(fronts_apart="only the primary has the front ppp")]),
     ("takeovers-paused", [state(paused_for_s=60.0, pause_why="ann@c1: new switch")]),
     ("store-lags", [store(lag_s=31.0)]),

@@ -101,6 +101,10 @@ async def standing(settings: FrontSettings | None, principals: Principals | None
         for number in range(int(request.body)):
             yield b"%d" % number
 
+    async def drip(request: Request) -> AsyncIterator[bytes]:
+        yield b"first"
+        yield await slow(request)
+
     def frames(request: Request) -> list[bytes]:
         return [b"one", b"\xff\x00", b""]
 
@@ -108,7 +112,7 @@ async def standing(settings: FrontSettings | None, principals: Principals | None
         """What it costs."""
         return Price(cents=3)
 
-    handlers = (price, echo, show, fail, decline, frames, slow, count)
+    handlers = (price, echo, show, fail, decline, frames, slow, count, drip)
     office = fake({each.__name__: each for each in handlers})
     async with office as client:
         find = None if principals is None else principals.of_token
@@ -381,6 +385,39 @@ def test_a_call_that_the_server_cancels_ends_as_cancelled() -> None:
         with pytest.raises(asyncio.CancelledError):
             await exchange.task
         assert in_flight(stand) == 0
+
+    in_memory(check)
+
+
+def test_what_becomes_of_requests_is_counted() -> None:
+    async def check(stand: Stand) -> None:
+        await stand.call("echo")
+        await stand.call("fail")
+        await stand.http.get("/nowhere")
+        await stand.http.get("/healthz")
+        exchange = Exchange(stand.app, "POST", "/call/slow")
+        exchange.give({"type": "http.request", "body": b"x"})
+        exchange.leave()
+        await exchange.task
+        counted = {event: count for event, count in stand.app.counts.items() if count}
+        assert counted == {"ok": 1, "handler-failed": 1, "not-found": 1, "gone": 1}
+        assert stand.app.levels() == {"calls": 0, "streams": 0, "sockets": 0}
+
+    in_memory(check)
+
+
+def test_a_reader_that_goes_away_amid_a_stream_gives_it_up() -> None:
+    async def check(stand: Stand) -> None:
+        exchange = Exchange(stand.app, "POST", "/call/drip", {"Accept": "text/event-stream"})
+        exchange.give({"type": "http.request", "body": b"x"})
+        while len(exchange.sent) < 2:
+            exchange.has_sent.clear()
+            await exchange.has_sent.wait()
+        assert stand.app.levels() == {"calls": 1, "streams": 1, "sockets": 0}
+        exchange.leave()
+        await exchange.task
+        assert stand.app.levels() == {"calls": 0, "streams": 0, "sockets": 0}
+        await asyncio.wait_for(stand.cancelled.wait(), 60)
 
     in_memory(check)
 

@@ -126,15 +126,31 @@ def test_a_front_that_cannot_be_started_is_tried_again(monkeypatch: pytest.Monke
 
 
 def front_of(node: Process) -> int:
-    found: list[int] = []
+    node.wait_until(lambda: len(node.children) == 1, "has one front")
+    return node.children[0]
 
-    def look() -> bool:
-        tasks = Path(f"/proc/{node.pid}/task").iterdir()
-        found[:] = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-        return len(found) == 1
 
-    node.wait_until(look, "has one front")
-    return found[0]
+def test_the_node_has_the_metrics_of_its_front_and_knows_one_that_hangs() -> None:
+    with pair(doors=[HTTP]) as p:
+        [url, _], node = p.http_urls, p.primary
+        wait_ready(url)
+        wait_until(lambda: curl(f"{url}/call/echo", "-d", "1") == (200, "1"), "the front answers")
+        assert curl(f"{url}/call/mmi.state", "-d", "1")[0] == 403
+
+        def has(*samples: str) -> bool:
+            page = curl(f"{node.http_url}/metrics")[1]
+            return all(f"\n{sample}\n" in page for sample in samples)
+
+        events = 'bstar_front_events_total{event="%s",front="http"} %s'
+        node.wait_until(lambda: has(events % ("not-allowed", "1.0"), events % ("busy", "0.0")), "counts")
+        assert has('bstar_front_down{front="http"} 0.0')
+        child = front_of(node)
+        os.kill(child, signal.SIGSTOP)
+        try:
+            node.wait_until(lambda: has('bstar_front_down{front="http"} 1.0'), "misses its front")
+        finally:
+            os.kill(child, signal.SIGCONT)
+        node.wait_until(lambda: has('bstar_front_down{front="http"} 0.0'), "has its front again")
 
 
 def test_tokens_hold_for_calls_and_for_durable_requests() -> None:
@@ -185,11 +201,15 @@ def gateway(p: Pair, *options: str) -> Iterator[tuple[Process, int]]:
 
 
 def test_a_program_of_its_own_answers_through_a_failover() -> None:
-    with pair(doors=[]) as p, gateway(p) as (_, port):
-        url = f"http://127.0.0.1:{port}"
-        assert curl(f"{url}/call/echo", "-d", "1") == (200, "1")
-        p.kill_active()
-        assert curl(f"{url}/call/echo", "-d", "2") == (200, "2")
+    with LoopbackHost() as host, pair(doors=[]) as p:
+        metrics = f"127.0.0.1:{host.ports(1)[0]}"
+        with gateway(p, "--metrics", metrics) as (process, port):
+            url = f"http://127.0.0.1:{port}"
+            assert curl(f"{url}/call/echo", "-d", "1") == (200, "1")
+            p.kill_active()
+            assert curl(f"{url}/call/echo", "-d", "2") == (200, "2")
+            sample = 'bstar_front_events_total{event="ok",front="http"} 2.0'
+            process.wait_until(lambda: sample in curl(f"{metrics}/metrics")[1], "counts")
 
 
 def test_tls_is_that_of_the_files(tmp_path: Path) -> None:

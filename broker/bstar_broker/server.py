@@ -53,7 +53,7 @@ from bstar_broker.core.findings import FINDINGS_INTERVAL_S
 from bstar_broker.core.fronted import FrontedNode
 from bstar_broker.core.outputs import FrontSend, OrderReceived
 from bstar_broker.core.settings import services_of
-from bstar_broker.core.snapshot import ShellState
+from bstar_broker.core.snapshot import FrontState, ShellState
 from bstar_broker.fronts.plan import Plan
 from bstar_broker.fronts.plans import plans_of
 from bstar_broker.fronts.shell import FrontShell
@@ -94,6 +94,8 @@ class BrokerServer(Closing):
         self.settings = settings
         self._resources = ExitStack()
         self._observers: list[Callable[[star.Output], None]] = []
+        # The states of fronts that are processes of their own.
+        self.front_processes: list[Callable[[], FrontState]] = []
         try:
             self._open()
         except BaseException:
@@ -262,6 +264,7 @@ class BrokerServer(Closing):
             security=security_state(self._gate),
             history=self._history.latest(),
             peer_history=list(self._history.peer_changes),
+            fronts=[state() for state in self.front_processes],
         )
 
     def _open_journal(self, node_id: bytes, epoch: int) -> NodeJournal | None:

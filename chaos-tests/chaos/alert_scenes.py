@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -311,6 +312,15 @@ def only_one_node_has_a_front(scene: Scene) -> Iterator[None]:
     node.start()
 
 
+def the_http_front_hangs(scene: Scene) -> Iterator[None]:
+    scene.start()
+    yield
+    [front] = scene.pair.primary.children
+    os.kill(front, signal.SIGSTOP)
+    yield
+    os.kill(front, signal.SIGCONT)
+
+
 def the_list_of_principals_is_broken(scene: Scene) -> Iterator[None]:
     scene.start()
     yield
@@ -476,6 +486,7 @@ SCENARIOS = (
     Scenario(the_epoch_cannot_be_saved, ("BstarEpochUnsaved",)),
     Scenario(operators_pause, ("BstarTakeoversPaused", "BstarServicePaused")),
     Scenario(only_one_node_has_a_front, ("BstarFrontsApart",), {"backup": PPP}),
+    Scenario(the_http_front_hangs, ("BstarFrontDown",), {"doors": ["fronts.http.bind"]}),
     Scenario(the_list_of_principals_is_broken, ("BstarSecurityFilesBroken",), {"is_secure": True}),
     Scenario(strangers_shake_hands, ("BstarHeldOff",), {"is_secure": True}),
     Scenario(

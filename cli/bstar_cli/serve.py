@@ -17,6 +17,7 @@ from bstar_cli.options import NodeConfiguration, refuse
 
 if TYPE_CHECKING:
     from bstar_broker.operate.reload import Reload
+    from bstar_cli.http_front.node import NodeFront
 
 
 class _Stopped(BaseException):
@@ -71,7 +72,9 @@ def serve(node: NodeConfiguration) -> None:
         raise_limit()
         for warning in node_warnings(settings):
             log.warning(warning)
-        with manager or nullcontext(), BrokerServer(settings) as server, _http_front(settings):
+        with manager or nullcontext(), BrokerServer(settings) as server, _http_front(settings) as front:
+            if front is not None:
+                server.front_processes.append(front.state)
             log.info(
                 "ready",
                 version=bstar.__version__,
@@ -94,7 +97,7 @@ def serve(node: NodeConfiguration) -> None:
     log.info("stopped", role=settings.role)
 
 
-def _http_front(settings: Settings) -> AbstractContextManager[object]:
+def _http_front(settings: Settings) -> "AbstractContextManager[NodeFront | None]":
     """The process of the HTTP front, if the configuration has one."""
     if settings.fronts.http.bind is None:
         return nullcontext()

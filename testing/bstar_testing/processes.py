@@ -132,6 +132,12 @@ class Process:
                 return int(line.split()[1]) * 1024
         raise HarnessError(f"the kernel does not say how much memory {self.name} has")
 
+    @property
+    def children(self) -> list[int]:
+        """The processes that it has started and that run."""
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        return [int(child) for task in tasks for child in (task / "children").read_text("ascii").split()]
+
     def wait_until(self, happened: Callable[[], object], what: str, *, limit_s: float = LIMIT_S) -> float:
         """Wait for something about this process; an error at once if it ends before.
 

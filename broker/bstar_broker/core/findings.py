@@ -181,6 +181,12 @@ def _fronts_apart(state: NodeState, _: Past) -> str:
     return state.pair.fronts_apart
 
 
+def _front_down(state: NodeState, _: Past) -> str:
+    return "; ".join(
+        f"its front {front.name} is down: {front.error}" for front in state.fronts if front.error
+    )
+
+
 def _files_broken(state: NodeState, _: Past) -> str:
     error = "" if state.security is None else state.security.error
     return f"it goes on, and cannot start again as it is: {error}" if error else ""
@@ -271,6 +277,8 @@ NODE: Final[tuple[Entry[NodeState], ...]] = (
     Entry("store-alone", CRITICAL, "BstarStoreOneCopy", _one_copy, "start the other node's store"),
     Entry("clients-cut-off", CRITICAL, "BstarClientsCutOff", _cut_off,
               "mend their way to the active node, or stop that one"),
+    Entry("front-down", CRITICAL, "BstarFrontDown", _front_down,
+              "read the node's log, and restart the node if the front stays down"),
     Entry("peer-silent", WARNING, "BstarPeerLinkDown", _peer_silent,
               "start the peer, or mend the link between the state endpoints"),
     Entry("arbiter-silent", WARNING, "BstarArbiterSilent", _arbiter_silent, "start the arbiter"),

@@ -5,15 +5,13 @@ from functools import partial
 from operator import methodcaller
 from typing import Any
 
-import msgspec
-
 from bstar.star import Input, State, Tick
 from bstar.wire.messages import FromPeer
 from bstar_broker.core.front import Front, Fronts, Inlet
 from bstar_broker.core.node import Node
 from bstar_broker.core.outputs import FrontSend, HangUp, Output
 from bstar_broker.core.records import WorkerRecord
-from bstar_broker.core.snapshot import NodeState, StoreState
+from bstar_broker.core.snapshot import FrontState, StoreState
 
 
 class FrontedNode(Node):
@@ -120,8 +118,5 @@ class FrontedNode(Node):
         due = [at for at in (super().next_deadline(), self.fronts.next_deadline()) if at is not None]
         return min(due, default=None)
 
-    def state(self, now: float) -> NodeState:
-        """See ``Node``."""
-        state = super().state(now)
-        state_of = [front.state(now) for front in self.fronts.all.values()]
-        return msgspec.structs.replace(state, fronts=state_of)
+    def _front_states(self, now: float) -> list[FrontState]:
+        return [front.state(now) for front in self.fronts.all.values()]

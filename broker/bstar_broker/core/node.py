@@ -58,7 +58,7 @@ from bstar_broker.core.parting import Parting
 from bstar_broker.core.quotas import Denial, Origin
 from bstar_broker.core.readiness import readiness, why_role_stays
 from bstar_broker.core.settings import BrokerSettings
-from bstar_broker.core.snapshot import NodeState, ShellState
+from bstar_broker.core.snapshot import FrontState, NodeState, ShellState
 from bstar_broker.core.store import Store
 
 # Only workers are fenced, so only their epochs matter. A client's message never raises an epoch.
@@ -602,7 +602,12 @@ class Node:
             journal=shell.journal,
             security=shell.security,
             store=self.store.state(now) if self.store is not None else None,
+            fronts=shell.fronts + self._front_states(now),
             history=shell.history,
             peer_history=shell.peer_history,
         )
         return replace(state, findings=self._findings.look(state, now))
+
+    def _front_states(self, now: float) -> list[FrontState]:
+        """Those of fronts in this process."""
+        return []

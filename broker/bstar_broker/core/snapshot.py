@@ -414,7 +414,7 @@ class StoreState(msgspec.Struct, frozen=True):
 
 class FrontState(msgspec.Struct, frozen=True):
     """One front. ``peers`` counts the peers of each kind; ``counts`` are its own counters, by name, and
-    ``levels`` what it has now.
+    ``levels`` what it has now. ``error``: why it does not serve, or "".
     """
 
     name: str
@@ -459,6 +459,7 @@ class ShellState(msgspec.Struct, frozen=True):
     security: SecurityState | None = None
     history: list[RoleChange] = []
     peer_history: list[PeerChange] = []
+    fronts: list[FrontState] = []
 
 
 class NodeState(msgspec.Struct, frozen=True):

@@ -411,11 +411,28 @@ def _fronts(fronts: Sequence[FrontState]) -> Iterator[Metric]:
     peers = Gauge("bstar_front_peers", "Peers of a front, by kind.", labels=("front", "kind"))
     events = Counter("bstar_front_events", "What a front counts, by event.", labels=("front", "event"))
     levels = Gauge("bstar_front_level", "What a front has now, by name.", labels=("front", "level"))
+    down = Gauge("bstar_front_down", "1 if a front does not serve; the status says why.", labels=("front",))
     for front in fronts:
+        down.add_metric((front.name,), float(front.error != ""))
         for family, counts in ((peers, front.peers), (events, front.counts), (levels, front.levels)):
             for word, count in counts.items():
                 family.add_metric((front.name, word), count)
-    yield from (peers, events, levels)
+    yield from (down, peers, events, levels)
+
+
+class FrontCollector(Collector):
+    """The metrics of a front that is a program of its own; ``states`` has its latest state."""
+
+    def __init__(self, states: Sequence[FrontState]) -> None:
+        self._states = states
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: a state must not be needed for registering."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """The state as metric families."""
+        yield from _fronts(self._states)
 
 
 def _labelled(

@@ -1,6 +1,8 @@
 """``bstar http``: the HTTP front as a program of its own, anywhere."""
 
 import asyncio
+from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +12,9 @@ import typer
 
 from bstar.base.endpoints import parse_http_bind
 from bstar.errors import ConfigurationError
+from bstar.net.http_endpoint import HttpEndpoint, HttpPlace, metrics_page, process_registry
 from bstar.settings.principals import load_principals
+from bstar_broker.core.snapshot import FrontState
 from bstar_cli.http_front.plan import HttpPlan, bind, check_tls, front_settings, url_of
 from bstar_cli.logs import LogOptions
 from bstar_cli.options import Nodes, refuse
@@ -75,6 +79,9 @@ def http(
     ] = "127.0.0.1:8080",
     guard: _Guard,
     bounds: _Bounds,
+    metrics: Annotated[
+        str | None, typer.Option("--metrics", metavar="ADDRESS:PORT", help="Serve /metrics there (loopback).")
+    ] = None,
     logs: LogOptions,
 ) -> None:
     """Serve calls of the pair over HTTP until SIGTERM or Ctrl-C (docs/http.md).
@@ -111,14 +118,29 @@ def http(
         tls=guard.tls(),
     )
     _check_place(listen, plan, is_insecure=guard.insecure)
+    place = None if metrics is None else HttpPlace.of(HttpPlace(bind=metrics, allow_remote=guard.insecure))
+    states: deque[FrontState] = deque(maxlen=1)
     check_tls(plan.tls, "--tls-cert, --tls-key")
     if plan.principals is not None:
         load_principals(plan.principals)
     log = structlog.get_logger("bstar.http")
-    with bind(listen, "--listen") as listener:
+    with bind(listen, "--listen") as listener, _exposed(place, states):
         log.info("ready", url=url_of(listener, plan), tokens=plan.principals is not None)
-        asyncio.run(serve_http(plan, fleet, security, listener, Stopper()))
+        asyncio.run(serve_http(plan, fleet, security, listener, Stopper(), states.append))
     log.info("stopped")
+
+
+def _exposed(
+    place: HttpPlace | None, states: "deque[FrontState]"
+) -> "AbstractContextManager[HttpEndpoint | None]":
+    """Serves the metrics of this process and of its front, if there is a place."""
+    if place is None:
+        return nullcontext()
+    from bstar_broker.operate.metrics import FrontCollector  # noqa: PLC0415 - most have no such place
+
+    registry = process_registry()
+    registry.register(FrontCollector(states))
+    return HttpEndpoint(place.bind, {"/metrics": metrics_page(registry)}, loop="it", setting="--metrics")
 
 
 def _check_place(listen: str, plan: HttpPlan, *, is_insecure: bool) -> None:

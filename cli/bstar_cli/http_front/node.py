@@ -15,8 +15,10 @@ from typing import Final, Self
 import msgspec
 import structlog
 
+from bstar.base.printable import duration
 from bstar.errors import ConfigurationError
 from bstar.settings import Settings
+from bstar_broker.core.snapshot import FrontState
 from bstar_cli.http_front.plan import bind, node_plan, url_of
 
 # The pause before a child that died is started again doubles, up to the maximum.
@@ -26,6 +28,8 @@ _PAUSE_MAX_S: Final = 30.0
 _SERVED_S: Final = 60.0
 # The child bounds its own end; one that does not end is killed.
 _END_S: Final = 15.0
+# It reports each second, and is ready two seconds after its start.
+_SILENT_S: Final = 10.0
 _EXTRA: Final = ("starlette", "uvicorn", "websockets")
 
 
@@ -49,12 +53,22 @@ class NodeFront:
         self._is_over = threading.Event()
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
+        # What the child has reported last, and when.
+        self._reported = FrontState("http", {}), time.monotonic()
         self._thread = threading.Thread(target=self._keep, name="bstar-http", daemon=True)
 
     @property
     def url(self) -> str:
         """Where HTTP clients connect."""
         return url_of(self._listener, self._plan.plan)
+
+    def state(self) -> FrontState:
+        """What the child has reported. It has an error if that is too long ago."""
+        state, at = self._reported
+        if (silent_s := time.monotonic() - at) < _SILENT_S:
+            return state
+        error = f"its process has not reported for {duration(silent_s)}"
+        return msgspec.structs.replace(state, error=error)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -97,6 +111,7 @@ class NodeFront:
             child = subprocess.Popen(
                 [sys.executable, "-m", "bstar_cli.http_front.child"],
                 stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 pass_fds=(self._listener.fileno(),),
                 start_new_session=True,
             )
@@ -104,6 +119,9 @@ class NodeFront:
         # It ends with its standard input.
         with child:
             assert child.stdin is not None
+            assert child.stdout is not None
             child.stdin.write(msgspec.json.encode(self._plan) + b"\n")
             child.stdin.flush()
+            for line in child.stdout:
+                self._reported = msgspec.json.decode(line, type=FrontState), time.monotonic()
             return f"status {child.wait()}"

@@ -11,6 +11,7 @@ import logging
 import signal
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
@@ -28,6 +29,7 @@ from bstar.security import Security
 from bstar.security.files import LOOK_INTERVAL_S, WatchedFiles
 from bstar.security.principals import Principal, Principals
 from bstar.settings.principals import watch_principals
+from bstar_broker.core.snapshot import FrontState
 from bstar_cli.http_front.plan import HttpPlan
 from bstar_client import AsyncHAClient
 from bstar_client.asgi import HttpFront
@@ -42,6 +44,10 @@ _STOP_S: Final = 10.0
 # How often a front that refuses asks whether its peer still serves: the client then notices its silence.
 _WATCH_S: Final = 1.0
 _WATCH_TIMEOUT_S: Final = 5.0
+NAME: Final = "http"
+# Why the server itself ends a connection.
+_ENDS: Final = ("connection-refused", "malformed", "slow-head", "slow-reader")
+_REPORT_S: Final = 1.0
 # On, and no time to linger.
 _RESET: Final = struct.pack("ii", 1, 0)
 # JSON writes a byte as six characters at most.
@@ -72,9 +78,14 @@ class Stopper:
 
 
 async def serve_http(
-    plan: HttpPlan, fleet: Fleet, security: Security | None, listener: socket.socket, stopper: Stopper
+    plan: HttpPlan,
+    fleet: Fleet,
+    security: Security | None,
+    listener: socket.socket,
+    stopper: Stopper,
+    report: Callable[[FrontState], None],
 ) -> None:
-    """Serve until the stopper ends it."""
+    """Serve until the stopper ends it. ``report`` gets the state each second."""
     raise_limit()
     # A line for each malformed request would be a stranger's to fill the log with.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
@@ -83,9 +94,12 @@ async def serve_http(
     listed = None if plan.principals is None else watch_principals(plan.principals)
     async with AsyncHAClient(fleet, security=security) as client:
         front = HttpFront(client, plan.front, find_principal=None if listed is None else _finder(listed))
-        server = uvicorn.Server(config_of(front, plan))
+        server = uvicorn.Server(config_of(front, plan, front.counts))
         stopper.watch(server)
-        tasks = [asyncio.create_task(_watch_peer(client, plan.front.local))]
+        tasks = [
+            asyncio.create_task(_watch_peer(client, plan.front.local)),
+            asyncio.create_task(_report(front, server, report)),
+        ]
         if listed is not None:
             tasks.append(asyncio.create_task(_look(listed)))
         try:
@@ -96,9 +110,10 @@ async def serve_http(
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def config_of(app: ASGIApp, plan: HttpPlan) -> uvicorn.Config:
-    """How uvicorn serves an application, within the bounds of a plan."""
-    bounds = {"connections_max": plan.connections_max, "slow_s": plan.front.slow_s}
+def config_of(app: ASGIApp, plan: HttpPlan, counts: Counter[str]) -> uvicorn.Config:
+    """How uvicorn serves an application, within bounds; ``counts`` counts what it ends."""
+    counts.update(dict.fromkeys(_ENDS, 0))
+    bounds = {"connections_max": plan.connections_max, "slow_s": plan.front.slow_s, "counts": counts}
     certificate, key = plan.tls or (None, None)
     return uvicorn.Config(
         app,
@@ -128,6 +143,13 @@ async def _watch_peer(client: AsyncHAClient, local: str | None) -> None:
         await asyncio.sleep(_WATCH_S)
 
 
+async def _report(front: HttpFront, server: uvicorn.Server, report: Callable[[FrontState], None]) -> None:
+    while True:
+        connections = {"connections": len(server.server_state.connections)}
+        report(FrontState(NAME, connections, dict(front.counts), levels=front.levels()))
+        await asyncio.sleep(_REPORT_S)
+
+
 def _finder(listed: WatchedFiles[Principals]) -> Callable[[str], Principal | None]:
     def find(token: str) -> Principal | None:
         return listed.value.of_token(token)
@@ -148,6 +170,7 @@ class _SlowReader(asyncio.Protocol):
     """Ends a connection whose reader does not take what is written to it."""
 
     slow_s: float
+    counts: Counter[str]
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
     _write_timer: asyncio.TimerHandle | None = None
@@ -174,6 +197,7 @@ class _SlowReader(asyncio.Protocol):
         self._write_timer = None
         left = self.transport.get_write_buffer_size()
         if left and left > before - _PROGRESS_BYTES:
+            self.counts["slow-reader"] += 1
             # With a reset the kernel, too, forgets what waits.
             self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self.transport.abort()
@@ -196,18 +220,26 @@ class _BoundedHttp(_SlowReader, H11Protocol):
     def connection_made(self, transport: Any) -> None:  # Any: uvicorn narrows it
         super().connection_made(transport)
         if len(self.connections) > self.connections_max:
-            transport.abort()
+            self._end("connection-refused")
             return
-        self._head_timer = self.loop.call_later(self.slow_s, transport.abort)
+        self._head_timer = self.loop.call_later(self.slow_s, self._end, "slow-head")
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         is_head = self.conn.their_state is h11.IDLE
         if is_head and self._head_timer is None:
-            self._head_timer = self.loop.call_later(self.slow_s, self.transport.abort)
+            self._head_timer = self.loop.call_later(self.slow_s, self._end, "slow-head")
         elif not is_head and self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def send_400_response(self, msg: str) -> None:
+        self.counts["malformed"] += 1
+        super().send_400_response(msg)
+
+    def _end(self, why: str) -> None:
+        self.counts[why] += 1
+        self.transport.abort()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -10,6 +10,7 @@ Replies come in any order. When the socket ends, all of its calls are given up.
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Final
@@ -47,15 +48,24 @@ _decode = msgspec.json.Decoder(_Order).decode
 
 
 class Conversation:
-    """One WebSocket. ``check`` raises FrontError if its caller may not call a service now."""
+    """One WebSocket. ``check`` raises FrontError if its caller may not call a service now.
+
+    ``counts`` are those of the front.
+    """
 
     def __init__(
-        self, socket: WebSocket, client: AsyncHAClient, settings: FrontSettings, check: Callable[[str], None]
+        self,
+        socket: WebSocket,
+        client: AsyncHAClient,
+        settings: FrontSettings,
+        check: Callable[[str], None],
+        counts: Counter[str],
     ) -> None:
         self._socket = socket
         self._client = client
         self._settings = settings
         self._check = check
+        self._counts = counts
         self._calls: dict[Id, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -121,6 +131,10 @@ class Conversation:
                 async for reply in replies:
                     frames = [json_frame(each) for each in reply.frames]
                     await self._send({"id": order.id, "frames": frames, "final": reply.is_final})
+            self._counts["ok"] += 1
+        except asyncio.CancelledError:
+            self._counts["gone"] += 1
+            raise
         except BstarError as error:
             await self._fail(order.id, error)
 
@@ -146,6 +160,7 @@ class Conversation:
 
     async def _fail(self, order_id: Id | None, error: BstarError | FrontError) -> None:
         body = body_of(error)
+        self._counts[body["code"]] += 1
         await self._send({"id": order_id, "error": {**body, "status": STATUSES[body["code"]]}})
 
     async def _send(self, message: object) -> None:

@@ -14,10 +14,11 @@ which makes its node active if the peer is gone.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -36,7 +37,7 @@ from bstar_client.arguments.json_frames import json_frame
 from bstar_client.asgi.access import Access, FindPrincipal
 from bstar_client.asgi.asked import Headers, Options, fields_of, options_of, read_body, seconds_of, to_seconds
 from bstar_client.asgi.conversation import Conversation
-from bstar_client.asgi.failures import FrontError, body_of, json_response, response_of
+from bstar_client.asgi.failures import STATUSES, FrontError, body_of, json_response, response_of
 from bstar_client.asgi.openapi import document_of
 from bstar_client.asgi.settings import FrontSettings
 from bstar_client.core.calls import Reply
@@ -63,7 +64,10 @@ _EXPOSED: Final = (
 
 
 class HttpFront:
-    """The ASGI application. ``find_principal`` maps a token to its principal; None: everybody may call."""
+    """The ASGI application. ``find_principal`` maps a token to its principal; None: everybody may call.
+
+    ``counts``: how requests ended, for metrics: ``ok``, ``gone`` if the caller went away, or their code.
+    """
 
     def __init__(
         self,
@@ -75,6 +79,9 @@ class HttpFront:
         self._client = client
         self._settings = settings or FrontSettings()
         self._access = Access(find_principal, self._settings.origins)
+        # All of them from the beginning: Prometheus sees no increase in a series that begins.
+        self.counts = Counter(dict.fromkeys(("ok", "gone", *STATUSES), 0))
+        self._open = {"streams": 0, "sockets": 0}
         self._app = Starlette(
             routes=[
                 Route("/call/{service:path}", self._call, methods=["POST"]),
@@ -87,7 +94,11 @@ class HttpFront:
                 WebSocketRoute("/socket", self._socket),
             ],
             middleware=self._middleware(),
-            exception_handlers={FrontError: _refused, BstarError: _refused, HTTPException: _unknown_path},
+            exception_handlers={
+                FrontError: self._refused,
+                BstarError: self._refused,
+                HTTPException: self._unknown_path,
+            },
         )
 
     def _middleware(self) -> list[Middleware]:
@@ -112,10 +123,14 @@ class HttpFront:
             try:
                 response = await self._call(request)
             except (FrontError, BstarError) as error:
-                response = response_of(error)
+                response = await self._refused(request, error)
             await response(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+    def levels(self) -> dict[str, int]:
+        """What it has now: calls in flight, open streams and WebSockets."""
+        return {"calls": self._client.figures().in_flight, **self._open}
 
     def _is_call(self, scope: Scope) -> bool:
         """True for a call that needs no answer to a browser's questions of origins."""
@@ -143,7 +158,7 @@ class HttpFront:
             key=options.key,
             headers=options.headers,
         )
-        reply = await _unless_gone(call, request.receive)
+        reply = await self._unless_gone(call, request.receive)
         return _GONE if reply is None else _reply_of(reply.frames, _headers_of(reply), headers)
 
     async def _stream(self, request: Request, service: str, body: bytes, options: Options) -> Response:
@@ -155,14 +170,31 @@ class HttpFront:
         )
         try:
             # What fails before the first reply has a status of its own.
-            first = await _unless_gone(anext(replies), request.receive)
+            first = await self._unless_gone(anext(replies), request.receive)
         except BaseException:
             await replies.aclose()
             raise
         if first is None:
             await replies.aclose()
             return _GONE
-        return _Events(_events(first, replies), media_type=_EVENTS, headers={"Cache-Control": "no-store"})
+        events = self._events(first, replies)
+        return _Events(events, media_type=_EVENTS, headers={"Cache-Control": "no-store"})
+
+    async def _events(
+        self, first: Reply, replies: AsyncGenerator[Reply, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """The replies of a stream as server-sent events. What breaks it is the last of them."""
+        self._open["streams"] += 1
+        try:
+            async with aclosing(replies):
+                yield _event_of(first)
+                try:
+                    async for reply in replies:
+                        yield _event_of(reply)
+                except BstarError as error:
+                    yield _event("error", self._counted(error))
+        finally:
+            self._open["streams"] -= 1
 
     async def _socket(self, socket: WebSocket) -> None:
         headers = fields_of(socket.scope)
@@ -175,9 +207,14 @@ class HttpFront:
         try:
             self._access.principal(headers)
         except FrontError as error:
+            self._counted(error)
             await socket.send_denial_response(response_of(error))
             return
-        await Conversation(socket, self._client, self._settings, check).run()
+        self._open["sockets"] += 1
+        try:
+            await Conversation(socket, self._client, self._settings, check, self.counts).run()
+        finally:
+            self._open["sockets"] -= 1
 
     # --- durable requests -----------------------------------------------------------------------------------
 
@@ -196,7 +233,7 @@ class HttpFront:
             group=headers.get("bstar-group"),
             timeout=options.timeout,
         )
-        request_id = await _unless_gone(call, request.receive)
+        request_id = await self._unless_gone(call, request.receive)
         if request_id is None:
             return _GONE
         return json_response({"id": request_id}, HTTPStatus.ACCEPTED, {"Location": f"/result/{request_id}"})
@@ -208,7 +245,7 @@ class HttpFront:
         timeout_s = await self._admit_result(headers, request_id)
         call = self._client.result(request_id, wait=wait_s, timeout=timeout_s)
         # One None for a caller that has gone, and one for a request that is pending.
-        found = await _unless_gone(_boxed(call), request.receive)
+        found = await self._unless_gone(_boxed(call), request.receive)
         if found is None:
             return _GONE
         if (result := found[0]) is None:
@@ -246,11 +283,13 @@ class HttpFront:
         return json_response({"status": "ok"})
 
     async def _readyz(self, request: Request) -> Response:
-        self._check_serves()
-        actives = self._client.actives
-        lacking = [pair for pair, active in actives.items() if active is None]
-        if len(lacking) == len(actives):
-            raise FrontError("no-active-node", "no node is known to serve")
+        # A refusal is not raised: it is a probe's, and not counted.
+        try:
+            self._check_serves()
+        except FrontError as error:
+            return response_of(error)
+        if all(active is None for active in self._client.actives.values()):
+            return response_of(FrontError("no-active-node", "no node is known to serve"))
         return json_response({"status": "ok"})
 
     # --- all of them ----------------------------------------------------------------------------------------
@@ -273,6 +312,47 @@ class HttpFront:
             text = f"this node is passive: {where}"
             raise FrontError("passive", text, headers=headers, peer=settings.peer)
 
+    async def _unless_gone(self, call: Awaitable[T], receive: Receive) -> T | None:
+        """What becomes of the call; None if its caller goes away before, and then the call is cancelled."""
+        task = asyncio.current_task()
+        assert task is not None
+        watchers: list[asyncio.Task[None]] = []
+        timer = asyncio.get_running_loop().call_later(
+            _WATCH_AFTER_S, lambda: watchers.append(asyncio.create_task(_cancel_when_gone(task, receive)))
+        )
+        try:
+            outcome = await call
+        except asyncio.CancelledError:
+            if not any(watcher.done() for watcher in watchers) or task.uncancel() > 0:
+                raise  # by the server, which ends
+            self.counts["gone"] += 1
+            return None
+        finally:
+            timer.cancel()
+            for watcher in watchers:
+                watcher.cancel()
+        self.counts["ok"] += 1
+        return outcome
+
+    async def _refused(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, BstarError | FrontError)
+        self._counted(error)
+        return response_of(error)
+
+    def _counted(self, error: BstarError | FrontError) -> dict[str, Any]:
+        """The body of an error, which is counted."""
+        body = body_of(error)
+        self.counts[body["code"]] += 1
+        return body
+
+    async def _unknown_path(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        is_method = error.status_code == HTTPStatus.METHOD_NOT_ALLOWED
+        code = "method-not-allowed" if is_method else "not-found"
+        text = f"{request.method} {request.url.path}: {error.detail}; docs/http.md lists the paths"
+        headers: Mapping[str, str] = error.headers or {}
+        return await self._refused(request, FrontError(code, text, headers=headers))
+
     async def _read(self, request: Request, headers: Headers) -> tuple[Options, bytes]:
         settings = self._settings
         options = options_of(headers, settings.timeout_s, settings.timeout_max_s)
@@ -289,17 +369,6 @@ class _Events(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self.body_iterator):  # type: ignore[type-var]  # it is ``_events``
             await super().__call__(scope, receive, send)
-
-
-async def _events(first: Reply, replies: AsyncGenerator[Reply, None]) -> AsyncGenerator[bytes, None]:
-    """The replies of a stream as server-sent events. What breaks it is the last of them."""
-    async with aclosing(replies):
-        yield _event_of(first)
-        try:
-            async for reply in replies:
-                yield _event_of(reply)
-        except BstarError as error:
-            yield _event("error", body_of(error))
 
 
 def _event_of(reply: Reply) -> bytes:
@@ -347,44 +416,7 @@ async def _boxed(call: Awaitable[T]) -> tuple[T]:
     return (await call,)
 
 
-async def _unless_gone(call: Awaitable[T], receive: Receive) -> T | None:
-    """What becomes of the call; None if its caller goes away before, and then the call is cancelled."""
-    task = asyncio.current_task()
-    assert task is not None
-    watchers: list[asyncio.Task[None]] = []
-    timer = asyncio.get_running_loop().call_later(
-        _WATCH_AFTER_S, lambda: watchers.append(asyncio.create_task(_cancel_when_gone(task, receive)))
-    )
-    try:
-        return await call
-    except asyncio.CancelledError:
-        if not any(watcher.done() for watcher in watchers) or task.uncancel() > 0:
-            raise  # by the server, which ends
-        return None
-    finally:
-        timer.cancel()
-        for watcher in watchers:
-            watcher.cancel()
-
-
 async def _cancel_when_gone(task: "asyncio.Task[object]", receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     task.cancel()
-
-
-# --- errors -------------------------------------------------------------------------------------------------
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, BstarError | FrontError)
-    return response_of(error)
-
-
-async def _unknown_path(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    is_method = error.status_code == HTTPStatus.METHOD_NOT_ALLOWED
-    code = "method-not-allowed" if is_method else "not-found"
-    text = f"{request.method} {request.url.path}: {error.detail}; docs/http.md lists the paths"
-    headers: Mapping[str, str] = error.headers or {}
-    return response_of(FrontError(code, text, headers=headers))
