@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from opentelemetry import trace
@@ -28,6 +29,7 @@ from bstar_client import (
     WorkerHooks,
     tracing,
 )
+from bstar_client.core.calls import Call
 from bstar_testing import Pair, pair, wait_until
 
 pytestmark = pytest.mark.loopback
@@ -319,6 +321,69 @@ def test_a_stream_is_one_span_also_if_its_reader_leaves(nodes: Pair, collector: 
         collector.wait(6)
     calls = collector.named("request count")
     assert [attribute(call, "bstar.abandoned") for call in calls] == [None, True]
+
+
+class BadTracer:
+    """A program's tracer, each step of which fails."""
+
+    def begin(self, call: Call, headers: object) -> NoReturn:
+        call.trace = self
+        raise ValueError("ours")
+
+    def carried(self, headers: object) -> NoReturn:
+        raise ValueError("ours")
+
+    def ended(self, call: Call, *_: object) -> NoReturn:
+        raise ValueError("ours")
+
+    replied = failed = abandoned = ended
+
+
+def test_a_tracer_that_fails_costs_no_call(nodes: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    def handle(request: Request) -> bytes:
+        if request.body == b"bad":
+            raise ValueError("no")
+        return request.body
+
+    async def ask() -> list[bytes]:
+        async with AsyncHAClient(nodes.endpoints, timeout=WAIT_S) as asking:
+            asking.trace(BadTracer())
+            return [each.body async for each in asking.map("traced", [b"3", b"4"])]
+
+    with Worker(nodes.endpoints, "traced", handle), HAClient(nodes.endpoints, timeout=WAIT_S) as asking:
+        asking.trace(BadTracer())
+        assert asking.request("traced", b"1", headers={"tenant": "blue"}).body == b"1"
+        assert [each.body for each in asking.map("traced", [b"1", b"2"])] == [b"1", b"2"]
+        with pytest.raises(HandlerError, match="no"):
+            asking.request("traced", b"bad")
+        assert asyncio.run(ask()) == [b"3", b"4"]
+    assert "a tracer failed" in caplog.text
+    assert "the client's thread failed" not in caplog.text
+
+
+def test_a_call_that_is_never_sent_ends_its_span(nodes: Pair, collector: Collector) -> None:
+    async def ask() -> None:
+        async with AsyncHAClient(nodes.endpoints, timeout=WAIT_S, outstanding_max=1) as asking:
+            tracing.instrument(asking, tracer_provider=collector.provider)
+            sent = asking.begin("nobody", b"")
+            await asyncio.sleep(0)
+            for kind in ("waiting", "not begun"):
+                waiting = asking.begin(kind, b"")
+                if kind == "waiting":
+                    await asyncio.sleep(0)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                assert [
+                    attribute(each, "bstar.abandoned") for each in collector.named(f"request {kind}")
+                ] == [True]
+            sent.cancel()
+
+    asyncio.run(ask())
+    with client(nodes, collector) as asking, pytest.raises(TypeError):
+        asking.request("refused", b"", on_progress=7)  # type: ignore[call-overload]
+    names = [span.name for span in collector.spans]
+    assert names == ["request nobody", "request waiting", "request not begun"]
 
 
 def test_a_call_through_a_failover_is_one_trace() -> None:

@@ -46,7 +46,10 @@ class AsyncCaller(ClientBase):
         async def result() -> Any:  # Any: the caller's
             return read(await self._reply_to(call, answer))
 
-        return asyncio.get_running_loop().create_task(result())
+        task = asyncio.get_running_loop().create_task(result())
+        if call.trace is not None:  # it may be cancelled before it has begun
+            task.add_done_callback(lambda _: self._delivery.untrace(call))
+        return task
 
     async def _replies_of(self, make_call: Callable[[Feed], Call]) -> AsyncGenerator[Reply, None]:
         """Make the call of a stream for a sink, send it and yield its replies."""
@@ -85,6 +88,8 @@ class AsyncCaller(ClientBase):
         finally:
             for call in begun:
                 loop.end(call)
+            for call in calls:
+                self._delivery.untrace(call)
 
     async def _explain(self, error: NoActiveNodeError) -> None:
         """Say in the error what is at the endpoints that the client did not reach."""

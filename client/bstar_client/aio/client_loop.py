@@ -61,7 +61,11 @@ class ClientLoop:
         if self._slots > 0:  # asyncio.Semaphore costs 0.4 µs more, of 6 µs per request
             self._slots -= 1
         else:
-            await self._wait_for_slot(call)
+            try:
+                await self._wait_for_slot(call)
+            except BaseException:
+                self._delivery.untrace(call)
+                raise
         self._begun.append(call)
         self._turns.soon()
 

@@ -23,6 +23,7 @@ from bstar_client.arguments.environment import NOT_GIVEN, Given, or_environment
 from bstar_client.arguments.settings import ClientSettings, Dialect, LinkSettings, secured
 from bstar_client.calls.client_base import ClientBase
 from bstar_client.calls.requests import Requests
+from bstar_client.calls.safe_tracer import SafeTracer
 from bstar_client.core.calls import CallTracer
 from bstar_client.core.counters import ENDS, Counters
 from bstar_client.core.events import Event
@@ -129,7 +130,7 @@ class Client(ClientBase):
 
     def trace(self, tracer: CallTracer) -> None:
         """Report each call to ``tracer`` from now on; ``bstar_client.tracing.instrument`` has one."""
-        self._requests.tracer = self._delivery.tracer = tracer
+        self._requests.tracer = self._delivery.tracer = SafeTracer(tracer)
 
 
 def _new_core(

@@ -82,10 +82,14 @@ class Delivery:
         """The caller of this call has gone."""
         if self.journal is not None and not call.is_done:
             self.journal.abandoned(call)
-        if call.trace is not None and self.tracer is not None:
-            self.tracer.abandoned(call)
+        self.untrace(call)
         self.perform(self._core.abandon(call, now))
         self._drop(call)
+
+    def untrace(self, call: Call) -> None:
+        """End the trace of a call that gets no outcome, if it has one. The core need not have the call."""
+        if call.trace is not None and self.tracer is not None:
+            self.tracer.abandoned(call)
 
     def _deliver(self, call: Call, reply: Reply) -> None:
         if not reply.is_final and call.sink.qsize() >= self._partials_max:

@@ -134,13 +134,15 @@ class Requests:
             pair=(self._place(name, frames) if self._is_fleet else 0) if pair is None else pair,
             extensions=extensions,
         )
-        if self.tracer is not None:
-            self._trace(self.tracer, call, headers or {})
         if on_progress is not None:
             check_on_progress(on_progress)
             if not self._is_native:
                 raise LocalProtocolError("plain MDP has no progress: leave on_progress out")
             call.on_progress = on_progress
+        # Nothing may fail from here on: the trace would not end.
+        if self.tracer is not None:
+            self._trace(self.tracer, call, headers or {})
+        if on_progress is not None:
             call.extensions += PROGRESS_EXTENSION
         return call
 

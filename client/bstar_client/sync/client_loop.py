@@ -334,6 +334,7 @@ class ClientLoop:
             except IndexError:
                 return
             if call.sink is not None:  # else it has its outcome, or no caller waits for it
+                self._delivery.untrace(call)
                 call.sink.put(((call, already_closed()),))
 
     def _stand_by(self) -> None:
