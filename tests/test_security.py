@@ -8,9 +8,10 @@ import pytest
 import zmq
 
 from bstar.errors import ConfigurationError
-from bstar.net.curve import NodeSecurity
+from bstar.net.curve import LinkConnector, NodeSecurity
+from bstar.net.reactor import Reactor
 from bstar.security import KeyPair, Principal, Principals, Quota, Security, new_key, read_key, read_public_key
-from bstar.security.connector import Connector
+from bstar.security.connector import GIVEN_UP_PAUSE_S, Connector
 from bstar.security.keys import write_key
 from bstar.security.principals import Patterns
 from bstar.security.zap import CLIENTS, PEERS, Doorkeeper
@@ -402,3 +403,33 @@ def test_each_attempt_to_connect_is_announced(dealer: zmq.Socket[bytes]) -> None
     connector.connect()
     connector.note(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
     assert attempts == [0, 1]
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_an_attempt_that_waits_for_its_time_ends_no_other(
+    dealer: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """The list that lacked the server is mended while the link pauses."""
+    own, *servers = (new_key(name) for name in ("own", "primary"))
+    security = Security(own, servers=[key.public for key in servers])
+    attempts: list[float] = []
+    connect = Connector.connect
+
+    def noted(connector: Connector) -> None:
+        attempts.append(now)
+        connect(connector)
+
+    monkeypatch.setattr(Connector, "connect", noted)
+    now = 0.0
+    with Reactor(clock=lambda: now) as reactor:
+        connector = LinkConnector(dealer, ENDPOINT, security, reactor)
+        connector.connect()
+        for _ in range(failures):
+            connector.follow(zmq.EVENT_HANDSHAKE_FAILED_AUTH, now)
+        if failures == 1:
+            security.servers = (A.public,)
+            connector.follow_trust()
+        now = 2 * GIVEN_UP_PAUSE_S
+        reactor.turn()
+        connector.close()
+    assert attempts == ([0.0, 0.0] if failures == 1 else [0.0, now])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 import zmq
 
 from bstar.errors import ConfigurationError
+from bstar.net.agenda import Timer
 from bstar.net.listener import Listener
 from bstar.net.origins import Origins
 from bstar.net.reactor import Reactor
@@ -194,17 +195,20 @@ class LinkConnector(Connector):
     ) -> None:
         super().__init__(socket, endpoint, security)
         self._reactor = reactor
-        self._is_closed = False
+        self._retry: Timer | None = None
 
     def follow(self, event: int, now: float) -> None:
         """Take note of an event of the socket's monitor."""
         if self.note(event):
-            self._reactor.call_at(now + GIVEN_UP_PAUSE_S, self._try_again)
+            self.close()
+            self._retry = self._reactor.call_at(now + GIVEN_UP_PAUSE_S, lambda _: self.connect_again())
 
-    def _try_again(self, now: float) -> None:
-        if not self._is_closed:
-            self.connect_again()
+    def connect(self) -> None:
+        """As a ``Connector``. Whatever asks for it, the next attempt waits no more: it would end this one."""
+        self.close()
+        super().connect()
 
     def close(self) -> None:
         """Try no more. Before the socket closes."""
-        self._is_closed = True
+        if self._retry is not None:
+            self._retry.cancel()
