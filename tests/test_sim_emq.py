@@ -10,11 +10,15 @@ import pytest
 
 from bstar.wire import emq
 from bstar.wire.durable import State
+from bstar.wire.front import Order
+from bstar_broker.core.outputs import FrontSend
 from bstar_broker.fronts.emq.lanes import Manager
 from bstar_broker.fronts.emq.managers import Managers
+from bstar_broker.fronts.emq.publications import Publications
 from bstar_broker.store.core.records import Record
 from bstar_broker.store.core.runner import Runner
 from bstar_client.core.calls import Reply
+from bstar_client.core.emq.calls import EmqCalls, Pending
 from bstar_client.core.worker.dialects import Job
 from sim.checks import Checks
 from sim.client import Issued
@@ -40,6 +44,7 @@ def test_no_invariant_breaks_whatever_happens(seed: int, mood: Mood) -> None:
     text = f"{outcome.violation}\nrepeat: make sim SEED={seed} MOOD={mood.value} EMQ=yes FLEET=no KEYS=off"
     assert outcome.violation is None, text
     assert outcome.counts["call answered"] > 100, "a run without traffic proves nothing"
+    assert outcome.counts["confirmed publications"] > 30, "a run without publications proves nothing"
 
 
 @pytest.mark.storm
@@ -164,6 +169,27 @@ def test_a_build_that_counts_more_slots_than_processes_is_caught(monkeypatch: py
 
     monkeypatch.setattr(Managers, "_conclude", free_already)
     assert first_violation(Mood.QUIET).rule == "e"
+
+
+def test_a_build_that_confirms_what_it_does_not_publish_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Publications.deliver
+
+    def silent(self: Publications, order: Order, now: float) -> list[Any]:
+        return [each for each in sound(self, order, now) if not isinstance(each, FrontSend)]
+
+    monkeypatch.setattr(Publications, "deliver", silent)
+    assert first_violation(Mood.QUIET).rule == "r"
+
+
+def test_a_client_that_publishes_again_what_is_unknown_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = EmqCalls.submit
+
+    def repeatable(self: EmqCalls, pending: Pending, now: float) -> Any:
+        pending.is_repeatable = pending.frames[2] == b"PUBLISH"
+        return sound(self, pending, now)
+
+    monkeypatch.setattr(EmqCalls, "submit", repeatable)
+    assert first_violation(Mood.STORM).rule == "r"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from bstar_testing import rules
 from bstar_testing.rules import CallHistory
 from sim.client import Issued, SimClient
 from sim.dialects import ONE_REPLY, plain_call, read_body, service_asked
-from sim.emq import SimEmqClient, SimManager, plain_of
+from sim.emq import Publications, SimEmqClient, SimManager, plain_of
 from sim.faults import Mood
 from sim.guard import Guard, is_outsider
 from sim.network import Connection, Frames
@@ -92,6 +92,7 @@ class Checks:
         self._stopped_at: float | None = None
         self._kept: set[str] = set()
         self._history = CallHistory()
+        self.publications = Publications(self._fail)
         # None without a durable store.
         self.stored: StoredJobs | None = None
         # None without keys.
@@ -248,6 +249,9 @@ class Checks:
                 f"{node.name} gave out a request: workers have {held} of it and run {beside} others, of "
                 f"{running_max} at most",
             )
+
+    def node_published(self, node: SimNode, token: bytes) -> None:
+        self.publications.left(node, token.decode())
 
     def node_leased(self, node: SimNode) -> None:
         """Its majority lasts longer than before."""

@@ -7,8 +7,8 @@ choice. What is sent before the connection is up waits for it, as in a DEALER.
 from __future__ import annotations
 
 import json
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +26,7 @@ from sim.worker import WorkWatcher
 from sim.world import World
 
 if TYPE_CHECKING:
+    from sim.node import SimNode
     from sim.store import StoredJobs
 
 # Shorter than the defaults, as the rest of the pair is in most runs.
@@ -40,6 +41,8 @@ _RETRIED_SHARE = 0.3
 # Of all that a client asks where there is a store: guaranteed jobs and schedules, and of these the schedules.
 _STORED_SHARE = 0.3
 _SCHEDULES_SHARE = 0.3
+# A client publishes beside so many of its requests.
+_PUBLISH_EACH = 4
 # So long a client waits for a router; so long after UNSCHEDULE the last run may begin in calm.
 _PATIENCE_S = 30.0
 END_S = 8.0
@@ -291,8 +294,30 @@ class SimManager(EmqPeer):
         self._end_if_drained()
 
 
+class Publications:
+    """(r) A publication leaves the pair once at most, from a node that serves, and before it is confirmed."""
+
+    def __init__(self, fail: Callable[[str, str], None]) -> None:
+        self._fail = fail
+        self.counts: Counter[str] = Counter()
+        self._published: set[str] = set()
+
+    def left(self, node: SimNode, token: str) -> None:
+        """A node hands it to its subscribers."""
+        self.counts["publications"] += 1
+        if token in self._published or not node.has_role:
+            self._fail("r", f"{node.name} publishes {token} a second time, or without the role")
+        self._published.add(token)
+
+    def was_confirmed(self, token: str) -> None:
+        """Its publisher gets the answer that it asked for."""
+        self.counts["confirmed publications"] += 1
+        if token not in self._published:
+            self._fail("r", f"{token} is confirmed and was not published")
+
+
 class SimEmqClient(EmqPeer):
-    """A client of EventMQ whose every request asks for its result."""
+    """A client of EventMQ whose every request and publication asks for its result."""
 
     outstanding_max = OUTSTANDING_MAX
 
@@ -304,10 +329,12 @@ class SimEmqClient(EmqPeer):
         watcher: CallWatcher,
         *,
         service: str,
+        publications: Publications,
         stored: StoredJobs | None = None,
     ) -> None:
         super().__init__(world, name)
         self._stored = stored
+        self._publications = publications
         # Guaranteed jobs without REPLY, by msgid, and the schedule that is on.
         self._sure: dict[bytes, str] = {}
         self._schedule = ""
@@ -357,6 +384,8 @@ class SimEmqClient(EmqPeer):
             return
         self._numbers += 1
         now = self.clock()
+        if self._numbers % _PUBLISH_EACH == 0:
+            self._publish(now)
         timeout_s = self.rng.uniform(self.load.deadline_min_s, self.load.deadline_max_s)
         if self._stored is not None and self.rng.random() < _STORED_SHARE:
             self._send_stored(self._stored)
@@ -381,6 +410,11 @@ class SimEmqClient(EmqPeer):
         pending = Pending(msgid, emq.encode(asked), now + timeout_s, wants_result=True)
         self._do(self.core.submit(pending, now))
         self.arrange()
+
+    def _publish(self, now: float) -> None:
+        token = f"{self.name}.{self._numbers}".encode()
+        frames = emq.encode(emq.Publish(token, b"news", token, Headers(reply_requested=True)))
+        self._do(self.core.submit(Pending(token, frames, now + _PATIENCE_S, wants_result=True), now))
 
     def _send_stored(self, stored: StoredJobs) -> None:
         """A guaranteed job; sometimes a schedule begins, is asked for once more, or ends."""
@@ -450,7 +484,10 @@ class SimEmqClient(EmqPeer):
 
     def _end(self, result: Result) -> None:
         if result.msgid not in self._open:
-            return  # a guaranteed job or a schedule is refused
+            # A guaranteed job or a schedule is refused, or a publication ends.
+            if result.value == encode_result(True):
+                self._publications.was_confirmed(result.msgid.decode())
+            return
         issued, is_retried = self._open.pop(result.msgid)
         value = decode_result(result.value)
         if isinstance(value, list):

@@ -50,7 +50,7 @@ from bstar_broker.core.front import Front, Inlet
 from bstar_broker.core.fronted import FrontedNode
 from bstar_broker.core.observer import Observer
 from bstar_broker.core.outputs import FrontSend, StoreInput
-from bstar_broker.fronts.emq.desk import Desk, EmqSettings
+from bstar_broker.fronts.emq.desk import SUBSCRIBERS, Desk, EmqSettings
 from bstar_broker.fronts.emq.front import EmqFront
 from bstar_broker.fronts.ppp.machine import PirateFront, PirateSettings
 from sim.arbiter import ArbiterLink
@@ -90,6 +90,9 @@ class NodeWatcher(Protocol):
 
     def node_dispatched(self, node: SimNode, worker: bytes) -> None:
         """It gives a request to the worker with this routing id."""
+
+    def node_published(self, node: SimNode, token: bytes) -> None:
+        """It hands a publication to its subscribers."""
 
     def node_leased(self, node: SimNode) -> None:
         """It may serve for longer than before."""
@@ -185,7 +188,9 @@ class SimNode(Process):
             fronts.append(PirateFront(inlet, pirates))
         if "emq" in self._fronts:
             has_store = self.store_disk is not None
-            settings = EmqSettings(heartbeat_s=HEARTBEAT_S, expires_s=EXPIRY_S, has_store=has_store)
+            settings = EmqSettings(
+                heartbeat_s=HEARTBEAT_S, expires_s=EXPIRY_S, has_store=has_store, has_subscribers=True
+            )
             desk = Desk(inlet, settings, lambda: self.rng.randbytes(8).hex().encode(), lambda: self.world.now)
             fronts.append(EmqFront(desk, self.rng.randbytes(16)))
         return fronts
@@ -628,6 +633,9 @@ class SimNode(Process):
 
     def _send_through_front(self, output: FrontSend) -> list[Output]:
         """As ``_send``, for a front."""
+        if output.door == SUBSCRIBERS:
+            self._watcher.node_published(self, output.frames[-1])
+            return []
         connection = self.router.get(output.frames[0])
         is_gone = connection is None
         if connection is not None and connection.waiting_for_link < self._pipe_max:

@@ -137,7 +137,13 @@ class Simulation:
             nodes = [node for pair in listed for node in pair.nodes]
             if dialect == "emq":
                 self.clients[name] = SimEmqClient(
-                    self.world, name, self.load, first.checks, service=services[0], stored=first.checks.stored
+                    self.world,
+                    name,
+                    self.load,
+                    first.checks,
+                    service=services[0],
+                    publications=first.checks.publications,
+                    stored=first.checks.stored,
                 )
                 self._link(self.clients[name], nodes, "emq.clients")
                 continue
@@ -333,6 +339,7 @@ def play(setup: Setup, *, keep_trace: bool = False, make: Make = Simulation) -> 
     counts: Counter[str] = Counter()
     for pair in simulation.pairs.values():
         counts.update(pair.checks.counts)
+        counts.update(pair.checks.publications.counts)
         if pair.checks.stored is not None:
             counts.update(pair.checks.stored.counts)
         if pair.checks.guard is not None:
