@@ -428,3 +428,22 @@ def test_a_request_does_not_wait_for_all_that_another_client_has_waiting(
         handler.go_on.set()
         desk.wait_for(b"slow", b"quiet", *greedy)
     assert desk.finals().index(b"quiet") <= 2
+
+
+def test_a_worker_without_its_threads_leaves_none(
+    broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, handlers = threading.Thread.start, list[threading.Thread]()
+
+    def perhaps(thread: threading.Thread) -> None:
+        if thread.name == "bstar-handler":
+            if handlers:
+                raise RuntimeError("can't start new thread")
+            handlers.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", perhaps)
+    with pytest.raises(RuntimeError, match="new thread"):
+        Worker(broker.endpoint, "echo", lambda request: request.body, threads=2).run()
+    handlers[0].join(WAIT_S)
+    assert not handlers[0].is_alive()

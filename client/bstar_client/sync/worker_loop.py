@@ -84,11 +84,11 @@ class WorkerLoop(Dispatcher):
         links = self.links = Links(settings.endpoints, settings.link, settings.context, self._wakeup)
         self._standby = threading.get_ident()
         self._lead.acquire()
-        for _ in range(settings.threads):
-            self._add_thread()
         reason = "stopped"
         try:
             links.open_all()
+            for _ in range(settings.threads):
+                self._add_thread()
             self._core.begin(_clock())
             self._stand_by()
         except BaseException as error:
