@@ -76,9 +76,7 @@ def is_empty(desk: Desk) -> bool:
 
 @pytest.mark.requirement("BSN-B-31")
 def test_a_request_for_one_worker_goes_to_it_although_another_has_been_idle_for_longer() -> None:
-    desk = Desk()
-    for worker in (b"w1", b"w2", b"w3"):
-        desk.ready(worker)
+    desk = Desk(b"w1", b"w2", b"w3")
     (frames,) = ask(desk, 1, name_of(desk, b"w3"))
     assert given([frames]) == [(b"w3", ident(1))]
     assert heard(frames).body == [b"clear"], "without the name"
@@ -102,8 +100,7 @@ def test_a_plain_worker_is_asked_as_well() -> None:
 @pytest.mark.requirement("BSN-B-31")
 @pytest.mark.parametrize("name", [b"nobody", peer_label(b"other").encode(), b"\xff\x00"])
 def test_a_worker_that_is_gone_or_of_another_service_is_an_error_at_once(name: bytes) -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     desk.ready(b"other", service=b"price")
     (frames,) = ask(desk, 1, name)
     assert errors([frames]) == [(b"c", ident(1), ErrorCode.WORKER_GONE)]
@@ -114,8 +111,7 @@ def test_a_worker_that_is_gone_or_of_another_service_is_an_error_at_once(name: b
 
 @pytest.mark.requirement("BSN-B-31")
 def test_a_busy_worker_is_given_its_own_and_the_services_requests_in_turns() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     desk.request(b"d", 1)
     for number in (2, 3, 4):
         assert ask(desk, number, name_of(desk, b"w")) == []
@@ -149,9 +145,7 @@ def test_one_of_its_own_waits_for_credit_and_no_idle_worker_gets_it() -> None:
 def test_when_its_worker_is_lost_what_it_had_is_unknown_and_what_waited_was_not_executed(
     is_once: bool,
 ) -> None:
-    desk = Desk()
-    desk.ready(b"w")
-    desk.ready(b"other")
+    desk = Desk(b"w", b"other")
     for number in (1, 2, 3):
         ask(desk, number, name_of(desk, b"w"), is_once=is_once)
     told = desk.send(b"w", *native.encode_disconnect())
@@ -168,8 +162,7 @@ def test_when_its_worker_is_lost_what_it_had_is_unknown_and_what_waited_was_not_
 
 @pytest.mark.requirement("BSN-B-31")
 def test_a_worker_that_leaves_and_has_begun_nothing_has_executed_nothing() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     ask(desk, 1, name_of(desk, b"w"))
     told = desk.send(b"w", *native.encode_disconnect(is_unbegun=True))
     assert errors(told) == [(b"c", ident(1), ErrorCode.WORKER_GONE)]
@@ -177,8 +170,7 @@ def test_a_worker_that_leaves_and_has_begun_nothing_has_executed_nothing() -> No
 
 @pytest.mark.requirement("BSN-B-31")
 def test_a_worker_whose_connection_is_found_gone_has_executed_nothing() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     ask(desk, 1, name_of(desk, b"w"))
     assert errors(sent(desk.broker.undelivered(b"w", desk.now))) == [(b"c", ident(1), ErrorCode.WORKER_GONE)]
     assert is_empty(desk)
@@ -217,9 +209,7 @@ def test_what_must_not_run_twice_is_not_given_to_the_same_worker_again() -> None
 
 @pytest.mark.requirement("BSN-B-31")
 def test_a_worker_that_knows_a_later_epoch_gets_its_own_request_again() -> None:
-    desk = Desk()
-    desk.ready(b"w")
-    desk.ready(b"other")
+    desk = Desk(b"w", b"other")
     ask(desk, 1, name_of(desk, b"w"))
     desk.broker.activate(11)
     told = desk.send(b"w", *native.encode_stale_epoch(ident(1), 9))
@@ -227,9 +217,7 @@ def test_a_worker_that_knows_a_later_epoch_gets_its_own_request_again() -> None:
 
 
 def test_its_time_ends_in_the_queue_of_its_worker_and_the_text_names_that() -> None:
-    desk = Desk()
-    desk.ready(b"w")
-    desk.ready(b"other")
+    desk = Desk(b"w", b"other")
     desk.request(b"c", 1)
     ask(desk, 2, name_of(desk, b"w"), ttl_ms=1000)
     (frames,) = [each for each in desk.wait(1.1) if each[0] == b"c"]
@@ -240,8 +228,7 @@ def test_its_time_ends_in_the_queue_of_its_worker_and_the_text_names_that() -> N
 
 @pytest.mark.requirement("BSN-B-28")
 def test_a_cancelled_one_leaves_the_queue_of_its_worker() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     desk.request(b"c", 1)
     ask(desk, 2, name_of(desk, b"w"))
     desk.send(b"c", *native.encode_cancel(ident(2), 7))
@@ -251,9 +238,7 @@ def test_a_cancelled_one_leaves_the_queue_of_its_worker() -> None:
 
 @pytest.mark.requirement("BSN-B-11")
 def test_the_queue_of_one_worker_is_bounded_like_that_of_a_service() -> None:
-    desk = Desk(queue_length_max=2)
-    desk.ready(b"w")
-    desk.ready(b"other")
+    desk = Desk(b"w", b"other", queue_length_max=2)
     for number in range(1, 4):
         ask(desk, number, name_of(desk, b"w"), client=b"c%d" % number)
     (frames,) = ask(desk, 4, name_of(desk, b"w"), client=b"c4")
@@ -265,9 +250,7 @@ def test_the_queue_of_one_worker_is_bounded_like_that_of_a_service() -> None:
 @pytest.mark.requirement("BSN-B-10")
 @pytest.mark.requirement("BSN-B-31")
 def test_the_same_one_again_is_executed_once_and_for_another_worker_it_is_an_error() -> None:
-    desk = Desk()
-    for worker in (b"w1", b"w2"):
-        desk.ready(worker)
+    desk = Desk(b"w1", b"w2")
     ask(desk, 1, name_of(desk, b"w1"))
     assert ask(desk, 1, name_of(desk, b"w1"), client=b"c again") == []
     frames = ask(desk, 1, name_of(desk, b"w2")) + desk.request(b"c", 1, body=b"clear")
@@ -286,8 +269,7 @@ def test_one_that_came_in_a_batch_is_known_as_well() -> None:
 
 @pytest.mark.requirement("BSN-B-07")
 def test_giving_up_the_role_gives_them_back_with_what_is_known_of_each() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     ask(desk, 1, name_of(desk, b"w"))
     ask(desk, 2, name_of(desk, b"w"))
     told = [heard(frames) for frames in sent(desk.broker.deactivate(desk.now))]
@@ -299,8 +281,7 @@ def test_giving_up_the_role_gives_them_back_with_what_is_known_of_each() -> None
 
 
 def test_a_paused_service_holds_them_back_and_a_purge_ends_them() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     service = desk.ledger.services[b"echo"]
     desk.broker.orders.pause(service, 0.0, "a test", desk.now)
     assert ask(desk, 1, name_of(desk, b"w")) == []
@@ -311,8 +292,7 @@ def test_a_paused_service_holds_them_back_and_a_purge_ends_them() -> None:
 
 
 def test_an_operator_sees_and_cancels_one_that_waits() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     desk.request(b"d", 1)
     ask(desk, 2, name_of(desk, b"w"))
     listed = desk.broker.work_orders.oldest(None, 9, desk.now)
@@ -326,8 +306,7 @@ def test_an_operator_sees_and_cancels_one_that_waits() -> None:
 
 @pytest.mark.requirement("BSN-B-21")
 def test_those_of_a_client_that_is_gone_leave_the_queue() -> None:
-    desk = Desk(client_check_interval_s=5.0)
-    desk.ready(b"w")
+    desk = Desk(b"w", client_check_interval_s=5.0)
     desk.request(b"d", 1)
     ask(desk, 2, name_of(desk, b"w"))
     desk.broker.unreachable(b"c", desk.now)
@@ -337,8 +316,7 @@ def test_those_of_a_client_that_is_gone_leave_the_queue() -> None:
 
 @pytest.mark.requirement("BSN-B-22")
 def test_one_that_must_not_run_twice_and_may_have_run_elsewhere_is_not_begun() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     frames = ask(desk, 1, name_of(desk, b"w"), is_once=True, is_repeated=True)
     assert errors(frames) == [(b"c", ident(1), ErrorCode.WORKER_LOST)]
 

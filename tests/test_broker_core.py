@@ -30,8 +30,7 @@ def no_state(now: float) -> NodeState:
 
 @pytest.mark.requirement("BSN-B-26")
 def test_a_plain_request_is_not_tried_again() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     desk.request(b"c", 1)
     retry = native.encode_error(ident(1), 7, ErrorCode.RETRY, b"not yet", native.pack_retry(5))
     [told] = desk.send(b"w", *retry)
@@ -145,9 +144,7 @@ def test_a_service_without_workers_and_requests_is_removed() -> None:
 
 
 def test_the_request_of_a_leaving_worker_goes_to_the_next_one_marked_redelivered() -> None:
-    desk = Desk()
-    desk.ready(b"w1")
-    desk.ready(b"w2")
+    desk = Desk(b"w1", b"w2")
     first = heard(desk.request(b"c", 1)[0])
     (frames,) = desk.send(b"w1", *native.encode_disconnect())
     second = heard(frames)
@@ -201,8 +198,7 @@ def test_an_urgent_request_goes_before_the_others_and_again_when_its_worker_is_l
 
 
 def test_a_request_whose_time_ends_with_its_worker_is_not_given_to_another() -> None:
-    desk = Desk()
-    desk.ready(b"w1")
+    desk = Desk(b"w1")
     desk.request(b"c", 1, ttl_ms=100)
     desk.ready(b"w2")
     desk.now = 0.1
@@ -211,9 +207,7 @@ def test_a_request_whose_time_ends_with_its_worker_is_not_given_to_another() -> 
 
 
 def test_a_lost_worker_does_not_count_any_more() -> None:
-    desk = Desk()
-    desk.ready(b"w1")
-    desk.ready(b"w2")
+    desk = Desk(b"w1", b"w2")
     desk.send(b"w1", *native.encode_disconnect(Reason.GOODBYE, 7))
     assert desk.ledger.services[b"echo"].workers == 1
 
@@ -252,9 +246,7 @@ def test_a_worker_that_cannot_be_reached_does_not_use_up_a_delivery() -> None:
 
 
 def test_the_last_reply_of_a_worker_that_has_closed_is_read_before_its_request_is_given_away() -> None:
-    desk = Desk()
-    desk.ready(b"w1")
-    desk.ready(b"w2")
+    desk = Desk(b"w1", b"w2")
     desk.request(b"c", 1)
     assert sent(desk.broker.unreachable(b"w1", desk.now)) == []  # a heartbeat found it gone
     (frames,) = desk.final(b"w1", 1)
@@ -263,9 +255,7 @@ def test_the_last_reply_of_a_worker_that_has_closed_is_read_before_its_request_i
 
 
 def test_what_a_worker_held_whose_connection_is_gone_is_given_away_at_the_next_sweep() -> None:
-    desk = Desk()
-    desk.ready(b"w1")
-    desk.ready(b"w2")
+    desk = Desk(b"w1", b"w2")
     desk.request(b"c", 1)
     desk.broker.unreachable(b"w1", desk.now)
     moved = [frames for frames in desk.wait(0.6) if heard(frames).command == native.REQUEST]
@@ -295,8 +285,7 @@ def test_workers_that_come_at_once_are_not_due_at_once(dialect: str) -> None:
 
 def test_workers_of_a_broker_that_was_away_are_not_taken_for_dead_before_they_are_read() -> None:
     """What they said meanwhile waits in its socket, behind the timers that became due."""
-    desk = Desk()
-    desk.ready(b"w1")
+    desk = Desk(b"w1")
     desk.ready02(b"w2")
     desk.request(b"c", 1)
     assert [(frames[0], frames[1][:1]) for frames in desk.away(100.0)] == [(b"w1", b"\xb5"), (b"w2", b"M")]
@@ -306,9 +295,7 @@ def test_workers_of_a_broker_that_was_away_are_not_taken_for_dead_before_they_ar
 
 
 def test_a_worker_that_is_silent_while_its_broker_listens_is_dead_all_the_same() -> None:
-    desk = Desk()
-    desk.ready(b"w1")
-    desk.ready(b"w2")
+    desk = Desk(b"w1", b"w2")
     desk.request(b"c", 1)
     expiry_s = desk.ledger.workers[b"w1"].lease.expiry_s
     desk.wait(expiry_s / 2)
@@ -319,9 +306,7 @@ def test_a_worker_that_is_silent_while_its_broker_listens_is_dead_all_the_same()
 
 
 def test_a_native_client_hears_that_its_worker_died_after_a_partial() -> None:
-    desk = Desk()
-    desk.ready(b"w1")
-    desk.ready(b"w2")
+    desk = Desk(b"w1", b"w2")
     desk.request(b"c", 1)
     desk.send(b"w1", *native.encode_partial(ident(1), 7, 0, [b"part"]))
     (frames,) = desk.send(b"w1", *native.encode_disconnect())
@@ -383,8 +368,7 @@ def test_a_request_beyond_a_bound_is_answered_with_an_error() -> None:
 
 
 def test_a_reply_beyond_a_bound_does_not_leave_its_request_hanging() -> None:
-    desk = Desk(message_bytes_max=1_000, deliveries_max=1)
-    desk.ready(b"w")
+    desk = Desk(b"w", message_bytes_max=1_000, deliveries_max=1)
     desk.request(b"c", 1)
     told = desk.final(b"w", 1, b"x" * 1_001)
     assert [(frames[0], heard(frames).command) for frames in told] == [
@@ -395,9 +379,7 @@ def test_a_reply_beyond_a_bound_does_not_leave_its_request_hanging() -> None:
 
 def test_workers_that_expire_together_do_not_get_each_others_requests() -> None:
     """Both are silent, and their time ends in the same look at all workers."""
-    desk = Desk()
-    desk.ready(b"w1")
-    desk.ready(b"w2")
+    desk = Desk(b"w1", b"w2")
     assert [frames[0] for frames in desk.request(b"c", 1)] == [b"w1"]
     told = desk.wait(60.0)
     assert not desk.ledger.workers
@@ -408,8 +390,7 @@ def test_workers_that_expire_together_do_not_get_each_others_requests() -> None:
 
 
 def test_a_redelivered_request_that_expires_is_not_called_unexecuted() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     desk.request(b"c", 1, ttl_ms=2_000)
     desk.send(b"w", *native.encode_disconnect())
     (frames,) = desk.wait(4)
@@ -427,8 +408,7 @@ def test_a_request_that_waited_twice_expires_once() -> None:
 
 
 def test_a_queued_request_that_a_worker_had_is_given_back_as_dispatched() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     desk.request(b"c", 1)
     desk.send(b"w", *native.encode_disconnect())
     (frames,) = sent(desk.broker.deactivate(desk.now))
@@ -436,8 +416,7 @@ def test_a_queued_request_that_a_worker_had_is_given_back_as_dispatched() -> Non
 
 
 def test_a_worker_that_knows_a_later_epoch_gives_the_request_back() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     desk.request(b"c", 1)
     desk.broker.activate(11)  # the node has learned of epoch 9 and is active anew
     (frames,) = desk.send(b"w", *native.encode_stale_epoch(ident(1), 9))
@@ -448,8 +427,7 @@ def test_a_worker_that_knows_a_later_epoch_gives_the_request_back() -> None:
 @pytest.mark.requirement("BSN-B-25")
 def test_a_worker_that_remembers_an_epoch_too_far_above_gets_no_requests_until_it_follows_the_node() -> None:
     """It is neither disconnected nor asked the same over and over."""
-    desk = Desk(deliveries_max=1)
-    desk.ready(b"w")
+    desk = Desk(b"w", deliveries_max=1)
     desk.request(b"c", 1)
     assert desk.send(b"w", *native.encode_stale_epoch(ident(1), 2**60)) == []
     assert desk.request(b"c", 2) == []
@@ -461,8 +439,7 @@ def test_a_worker_that_remembers_an_epoch_too_far_above_gets_no_requests_until_i
 
 
 def test_what_a_worker_that_is_ahead_returns_goes_to_another_one() -> None:
-    desk = Desk(deliveries_max=1)
-    desk.ready(b"ahead")
+    desk = Desk(b"ahead", deliveries_max=1)
     desk.request(b"c", 1)
     desk.ready(b"near")
     (frames,) = desk.send(b"ahead", *native.encode_stale_epoch(ident(1), 2**60))
@@ -499,8 +476,7 @@ def test_a_native_client_and_a_plain_worker_understand_each_other() -> None:
 
 
 def test_a_plain_client_and_a_native_worker_understand_each_other() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     request = heard(desk.request02(b"c")[0])
     assert request.identity[:16] == b"N" * 16
     reply = desk.send(b"w", *native.encode_final(request.identity, 7, 0, [b"f"]))
@@ -508,8 +484,7 @@ def test_a_plain_client_and_a_native_worker_understand_each_other() -> None:
 
 
 def test_a_plain_client_hears_nothing_of_a_failed_handler() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     request = heard(desk.request02(b"c")[0])
     assert desk.send(b"w", *native.encode_error(request.identity, 7, 1, b"ValueError")) == []
     assert desk.ledger.services[b"echo"].tally.failed == 1
@@ -540,8 +515,7 @@ def test_held_partials_without_an_octet_are_bounded_as_well() -> None:
 
 
 def test_a_repeated_request_is_executed_once_and_answered_at_its_new_address() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     desk.request(b"old-socket", 1)
     assert desk.request(b"new-socket", 1) == []
     (frames,) = desk.final(b"w", 1)
@@ -551,16 +525,13 @@ def test_a_repeated_request_is_executed_once_and_answered_at_its_new_address() -
 
 
 def test_a_worker_is_told_that_another_node_may_have_executed_the_request() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     (frames,) = desk.send(b"c", *native.encode_request(ident(1), b"echo", [b"hi"], is_repeated=True))
     assert heard(frames).flags == native.FLAG_REDELIVERED
 
 
 def test_the_same_number_of_another_client_is_another_request() -> None:
-    desk = Desk()
-    desk.ready(b"w1")
-    desk.ready(b"w2")
+    desk = Desk(b"w1", b"w2")
     desk.request(b"a", 1)
     other = native.identity(b"O" * 16, 1)
     (frames,) = desk.send(b"b", *native.encode_request(other, b"echo", [b"hi"]))
@@ -580,8 +551,7 @@ KEYED = native.keyed_identity(b"echo", b"order 7")
 
 
 def test_all_who_ask_with_one_key_get_the_answer_of_one_execution() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     (given,) = ask(desk, b"a")
     assert given.identity == KEYED
     assert ask(desk, b"b") == ask(desk, b"c") == ask(desk, b"b") == []
@@ -593,8 +563,7 @@ def test_all_who_ask_with_one_key_get_the_answer_of_one_execution() -> None:
 
 
 def test_an_error_and_the_end_of_the_role_reach_all_who_asked_with_one_key() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     for client in (b"a", b"b"):
         ask(desk, client)
     failed = desk.send(b"w", *native.encode_error(KEYED, 7, ErrorCode.HANDLER_FAILED, b"no"))
@@ -630,8 +599,7 @@ def test_a_key_with_another_body_is_rejected() -> None:
 
 
 def test_who_asks_when_too_many_wait_for_a_key_or_its_partials_have_begun_is_told_to_come_back() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     for number in range(1 + ASKERS_MAX):
         ask(desk, b"client %d" % number)
     assert [told.command for told in ask(desk, b"one more")] == [native.BUSY]
@@ -705,8 +673,7 @@ def test_names_that_only_clients_mention_do_not_lock_workers_out() -> None:
 
 
 def test_nothing_is_left_of_clients_that_were_answered() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     for number in range(1, 1000):
         client = b"client-%d" % number
         desk.request(client, number)
@@ -728,8 +695,7 @@ def test_a_passive_broker_registers_workers_and_dispatches_nothing() -> None:
 
 
 def test_giving_up_the_role_gives_every_request_back() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     desk.request(b"c", 1)
     desk.request(b"c", 2)
     desk.request02(b"plain")
@@ -747,8 +713,7 @@ def test_giving_up_the_role_gives_every_request_back() -> None:
 
 
 def test_a_reply_that_comes_after_the_role_is_gone_is_dropped_and_the_worker_stays() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     desk.request(b"c", 1)
     desk.broker.deactivate(desk.now)
     assert desk.final(b"w", 1) == []
@@ -759,8 +724,7 @@ def test_a_reply_that_comes_after_the_role_is_gone_is_dropped_and_the_worker_sta
 
 
 def test_a_request_repeated_after_a_short_loss_of_the_role_is_not_run_twice() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     desk.request(b"c", 1)
     desk.broker.deactivate(desk.now)
     desk.broker.activate(9)
@@ -770,8 +734,7 @@ def test_a_request_repeated_after_a_short_loss_of_the_role_is_not_run_twice() ->
 
 
 def test_the_body_of_an_ended_request_is_not_kept_until_its_time_is_over() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     for number in range(1, 101):
         desk.request(b"c", number, bytes(100_000), ttl_ms=30_000)
     for number in range(1, 101):
@@ -816,8 +779,7 @@ def test_a_services_workers_are_listed_however_many_others_there_are() -> None:
 
 
 def test_a_draining_broker_finishes_what_workers_hold_and_starts_nothing() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     desk.request(b"c", 1)
     desk.broker.drain()
     assert desk.request(b"c", 2) == []

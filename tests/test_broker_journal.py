@@ -75,8 +75,7 @@ def failure(desk: Desk, worker: bytes, number: int, text: bytes = b"no") -> None
 
 def test_an_answer_and_a_failure_are_told() -> None:
     told = Told()
-    desk = Desk(observer=told)
-    desk.ready(b"w")
+    desk = Desk(b"w", observer=told)
     desk.request(b"c", 1)
     desk.final(b"w", 1, b"done")
     desk.request(b"c", 2)
@@ -142,8 +141,7 @@ def test_a_reply_that_is_held_for_too_long_a_client_is_lost_and_its_final_late()
 
 def test_what_a_node_holds_when_it_gives_up_its_role_is_returned_and_may_be_late() -> None:
     told = Told()
-    desk = Desk(observer=told)
-    desk.ready(b"w")
+    desk = Desk(b"w", observer=told)
     desk.request(b"c", 1)
     desk.request(b"c", 2)
     desk.broker.deactivate(desk.now)
@@ -154,9 +152,7 @@ def test_what_a_node_holds_when_it_gives_up_its_role_is_returned_and_may_be_late
 
 def test_a_worker_s_end_is_told_with_why() -> None:
     told = Told()
-    desk = Desk(observer=told)
-    for worker in (b"drained", b"expired", b"twice", b"unreachable", b"gone", b"invalid"):
-        desk.ready(worker)
+    desk = Desk(b"drained", b"expired", b"twice", b"unreachable", b"gone", b"invalid", observer=told)
     desk.send(b"drained", *native.encode_disconnect())
     desk.broker.unreachable(b"unreachable", desk.now)
     desk.ready(b"twice")

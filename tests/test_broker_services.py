@@ -140,8 +140,7 @@ def test_a_batch_that_waits_is_as_old_as_its_arrival() -> None:
 
 
 def test_a_request_that_lost_its_worker_waits_since_it_was_accepted() -> None:
-    desk = Desk(worker_heartbeat_interval_s=1, worker_liveness=3)
-    desk.ready(b"w")
+    desk = Desk(b"w", worker_heartbeat_interval_s=1, worker_liveness=3)
     desk.request(b"c", 1)
     desk.wait(10)
     assert look(desk).oldest_waiting_s == 10
@@ -162,8 +161,7 @@ def test_the_oldest_running_request_is_the_one_that_a_worker_has_held_longest(bu
 
 
 def test_a_request_whose_client_was_sent_away_still_runs() -> None:
-    desk = Desk(worker_heartbeat_interval_s=1_000)
-    desk.ready(b"w")
+    desk = Desk(b"w", worker_heartbeat_interval_s=1_000)
     desk.request(b"c", 1)
     desk.broker.deactivate(desk.now)
     desk.wait(8)
@@ -174,8 +172,7 @@ def test_a_request_whose_client_was_sent_away_still_runs() -> None:
 
 
 def test_only_a_worker_that_held_requests_counts_as_lost() -> None:
-    desk = Desk(worker_heartbeat_interval_s=1, worker_liveness=3)
-    desk.ready(b"idle")
+    desk = Desk(b"idle", worker_heartbeat_interval_s=1, worker_liveness=3)
     desk.wait(10)
     assert look(desk).workers_lost == 0
     desk.ready(b"busy", credit=3)
@@ -186,8 +183,7 @@ def test_only_a_worker_that_held_requests_counts_as_lost() -> None:
 
 
 def test_a_worker_that_answered_all_and_left_is_not_lost() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     desk.request(b"c", 1)
     desk.final(b"w", 1)
     desk.send(b"w", *native.encode_disconnect())

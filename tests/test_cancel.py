@@ -108,8 +108,7 @@ def test_one_request_of_a_batch_can_be_cancelled() -> None:
 
 @pytest.mark.requirement("BSN-B-28")
 def test_a_worker_that_holds_it_learns_it_and_its_answer_is_dropped() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     desk.request(b"c", 1)
     [told] = cancel(desk, b"c", 1)
     assert (told[0], heard(told).command, heard(told).identity) == (b"w", native.CANCEL, ident(1))
@@ -131,8 +130,7 @@ def test_a_request_that_a_plain_worker_holds_is_not_answered() -> None:
 
 @pytest.mark.requirement("BSN-B-28")
 def test_a_cancelled_request_is_not_redelivered_when_its_worker_is_lost() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     desk.request(b"c", 1)
     cancel(desk, b"c", 1)
     desk.ready(b"other")
@@ -142,8 +140,7 @@ def test_a_cancelled_request_is_not_redelivered_when_its_worker_is_lost() -> Non
 
 @pytest.mark.requirement("BSN-B-28")
 def test_nobody_cancels_what_another_asked_for() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     desk.request(b"c", 1)
     assert cancel(desk, b"stranger", 1) == []
     assert len(desk.final(b"w", 1)) == 1
@@ -151,8 +148,7 @@ def test_nobody_cancels_what_another_asked_for() -> None:
 
 @pytest.mark.requirement("BSN-B-28")
 def test_a_request_with_a_key_stays_because_others_may_want_it() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     keyed = native.keyed_identity(b"echo", b"order 7")
     desk.send(b"c", *native.encode_request(keyed, b"echo", [b"hi"]))
     assert desk.send(b"c", *native.encode_cancel(keyed, 7)) == []

@@ -164,8 +164,7 @@ def test_a_broker_of_the_release_before_ignores_the_frame() -> None:
 
 
 def test_a_worker_of_the_release_before_is_shown_without_a_description() -> None:
-    desk = Desk()
-    desk.ready(b"old")
+    desk = Desk(b"old")
     desk.send(b"new", *native.encode_ready(b"echo", description=b'{"version":"2"}'))
     assert json.loads(ask(desk, b"mmi.descriptions")[1]) == [{"workers": 1, "version": "2"}, {"workers": 1}]
 

@@ -77,8 +77,7 @@ LOSSES = [leaves, is_silent, is_disconnected, misbehaves, says_what_cannot_be_re
 def test_a_request_that_must_not_be_executed_twice_ends_with_its_worker(
     loss: Callable[[Desk], list[list[bytes]]],
 ) -> None:
-    desk = Desk()
-    desk.ready(b"v")
+    desk = Desk(b"v")
     desk.request(b"c", 1, is_once=True)
     desk.ready(b"w")
     frames = loss(desk)
@@ -155,8 +154,7 @@ def test_what_a_worker_says_that_it_has_not_begun_goes_to_another_unmarked(
 
 @pytest.mark.requirement("BSN-B-22")
 def test_what_could_not_be_sent_to_a_worker_goes_to_another() -> None:
-    desk = Desk()
-    desk.ready(b"v")
+    desk = Desk(b"v")
     desk.request(b"c", 1, is_once=True)
     desk.ready(b"w")
     assert told(was_never_reached(desk), b"w") == [(native.REQUEST, ident(1), 0, 0)]
@@ -198,8 +196,7 @@ def test_an_attempt_after_one_that_may_have_been_executed_is_not_dispatched() ->
 
 @pytest.mark.requirement("BSN-B-16")
 def test_a_key_is_not_used_both_with_and_without_repetition() -> None:
-    desk = Desk()
-    desk.ready(b"v")
+    desk = Desk(b"v")
     once = native.encode_request(KEYED, b"echo", [b"x"], is_once=True)
     often = native.encode_request(KEYED, b"echo", [b"x"])
     desk.send(b"c", *once)
@@ -252,8 +249,7 @@ def test_a_whole_reply_begins_again_at_another_worker(is_batch: bool) -> None:
 
 @pytest.mark.requirement("BSN-B-08")
 def test_a_stream_does_not_begin_again() -> None:
-    desk = Desk()
-    desk.ready(b"v")
+    desk = Desk(b"v")
     desk.request(b"c", 1)
     part(desk, b"v", 0)
     desk.ready(b"w")
@@ -263,8 +259,7 @@ def test_a_stream_does_not_begin_again() -> None:
 
 @pytest.mark.requirement("BSN-B-23")
 def test_a_whole_reply_that_must_not_be_executed_twice_does_not_begin_again() -> None:
-    desk = Desk()
-    desk.ready(b"v")
+    desk = Desk(b"v")
     desk.request(b"c", 1, is_whole=True, is_once=True)
     part(desk, b"v", 0)
     desk.ready(b"w")
@@ -274,8 +269,7 @@ def test_a_whole_reply_that_must_not_be_executed_twice_does_not_begin_again() ->
 
 @pytest.mark.requirement("BSN-B-23")
 def test_a_whole_reply_that_ends_all_its_workers_is_poison() -> None:
-    desk = Desk(deliveries_max=2)
-    desk.ready(b"v")
+    desk = Desk(b"v", deliveries_max=2)
     desk.request(b"c", 1, is_whole=True)
     part(desk, b"v", 0)
     leaves(desk)
@@ -286,8 +280,7 @@ def test_a_whole_reply_that_ends_all_its_workers_is_poison() -> None:
 
 @pytest.mark.requirement("BSN-B-23")
 def test_a_stream_with_the_same_key_makes_it_a_stream() -> None:
-    desk = Desk()
-    desk.ready(b"v")
+    desk = Desk(b"v")
     desk.send(b"c", *native.encode_request(KEYED, b"echo", [b"x"], is_whole=True))
     desk.send(b"d", *native.encode_request(KEYED, b"echo", [b"x"]))
     desk.send(b"v", *native.encode_partial(KEYED, 7, 0, [b"part"]))

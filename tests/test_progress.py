@@ -265,8 +265,7 @@ def report(desk: Desk, worker: bytes, number: int, done: float) -> list[list[byt
 
 @pytest.mark.requirement("BSN-B-30")
 def test_progress_reaches_a_native_client_as_it_was_sent() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     desk.request(b"c", 1)
     told = native.encode_progress(ident(1), 7, Progress(3, 10, "rows"))
     assert desk.send(b"w", *told) == [[b"c", *told]]
@@ -284,8 +283,7 @@ def test_progress_of_one_request_of_a_batch_reaches_its_client() -> None:
 
 @pytest.mark.requirement("BSN-B-30")
 def test_all_who_share_a_key_see_its_progress() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     keyed = native.keyed_identity(b"echo", b"order 7")
     for client in (b"c", b"d"):
         desk.send(client, *native.encode_request(keyed, b"echo", [b"hi"]))
@@ -295,8 +293,7 @@ def test_all_who_share_a_key_see_its_progress() -> None:
 
 @pytest.mark.requirement("BSN-B-30")
 def test_a_client_of_plain_mdp_gets_its_reply_alone() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     [given] = desk.request02(b"c")
     told = native.encode_progress(heard(given).identity, 7, Progress(1))
     assert desk.send(b"w", *told) == []
@@ -304,8 +301,7 @@ def test_a_client_of_plain_mdp_gets_its_reply_alone() -> None:
 
 @pytest.mark.requirement("BSN-B-30")
 def test_progress_keeps_a_worker_and_extends_no_time_to_live() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     desk.request(b"c", 1, ttl_ms=20_000)
     worker = desk.ledger.workers[b"w"]
     for _ in range(8):
@@ -318,8 +314,7 @@ def test_progress_keeps_a_worker_and_extends_no_time_to_live() -> None:
 
 @pytest.mark.requirement("BSN-B-30")
 def test_progress_of_what_its_client_gave_up_is_dropped_and_counted() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     desk.request(b"c", 1)
     desk.send(b"c", *native.encode_cancel(ident(1), 7))
     assert report(desk, b"w", 1, 1) == []
@@ -336,8 +331,7 @@ def test_progress_of_a_request_that_the_worker_does_not_hold_ends_its_registrati
 
 
 def test_progress_that_cannot_be_read_ends_the_registration_of_its_worker() -> None:
-    desk = Desk()
-    desk.ready(b"w")
+    desk = Desk(b"w")
     desk.request(b"c", 1)
     head = native.header(native.PROGRESS, identity=ident(1), epoch=7)
     told = desk.send(b"w", head, b"?")

@@ -92,8 +92,7 @@ def test_a_worker_is_told_the_time_that_the_client_has_and_not_that_of_the_queue
 
 @pytest.mark.requirement("BSN-B-20")
 def test_a_request_that_a_worker_had_waits_until_its_own_time_ends() -> None:
-    desk = Desk(request_ttl_s=60)
-    desk.ready(b"w")
+    desk = Desk(b"w", request_ttl_s=60)
     desk.request(b"c", 1, ttl_ms=600_000)
     desk.send(b"w", *native.encode_disconnect())
     ends = [heard(frames) for frames in desk.wait(599) if heard(frames).command != native.PONG]
@@ -128,8 +127,7 @@ def test_a_client_that_is_gone_gives_its_place_back(is_urgent: bool) -> None:
 
 @pytest.mark.requirement("BSN-B-21")
 def test_what_is_not_only_of_the_client_that_is_gone_stays() -> None:
-    desk = Desk(client_check_interval_s=10)
-    desk.ready(b"w")
+    desk = Desk(b"w", client_check_interval_s=10)
     desk.request(b"c", 1)
     desk.send(b"w", *native.encode_disconnect())  # a worker had it
     desk.request(b"c", 2)

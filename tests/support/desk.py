@@ -15,10 +15,10 @@ CLIENT_ID = bytes(range(16))
 
 
 class Desk:
-    """An active broker at time 0; ``settings`` are BrokerSettings' fields."""
+    """An active broker at time 0 with these native workers; ``settings`` are BrokerSettings' fields."""
 
     def __init__(
-        self, *, is_serving: bool = True, observer: Observer | None = None, **settings: float
+        self, *workers: bytes, is_serving: bool = True, observer: Observer | None = None, **settings: float
     ) -> None:
         self.now = 0.0
         # What the node's log would say.
@@ -34,6 +34,8 @@ class Desk:
         self.ledger = self.broker.ledger
         if is_serving:
             self.broker.activate(7)
+        for worker in workers:
+            self.ready(worker)
 
     def _describe(self, now: float) -> NodeStatus:
         state = 3 if self.ledger.is_serving else 4
