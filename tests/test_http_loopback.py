@@ -29,9 +29,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from bstar.errors import RemoteProtocolError
 from bstar.settings.sample import sample_settings
 from bstar_cli.http_front.node import NodeFront
 from bstar_cli.http_front.plan import bind
+from bstar_cli.http_front.server import _watch_peer
 from bstar_client import ReplyMemory, Request, Worker
 from bstar_testing import LoopbackHost, Pair, Process, pair, wait_until
 from support.curl import HTTP, curl, wait_ready, working
@@ -212,6 +214,20 @@ def test_a_program_of_its_own_answers_through_a_failover() -> None:
             process.wait_until(lambda: sample in curl(f"{metrics}/metrics")[1], "counts")
 
 
+def test_a_socket_without_a_token_is_refused_and_not_logged(tmp_path: Path) -> None:
+    listed = tmp_path / "principals.yaml"
+    listed.write_text("principals: {}\n")
+
+    async def ask(port: int) -> None:
+        with pytest.raises(websockets.InvalidStatus, match="401"):
+            await websockets.connect(f"ws://127.0.0.1:{port}/socket")
+
+    with pair() as p:
+        with gateway(p, "--principals", str(listed)) as (process, port):
+            asyncio.run(ask(port))
+        assert "error" not in process.log()
+
+
 def test_tls_is_that_of_the_files(tmp_path: Path) -> None:
     certificate, key = certify(tmp_path)
     with pair() as p, gateway(p, "--tls-cert", str(certificate), "--tls-key", str(key)) as (_, port):
@@ -280,6 +296,21 @@ def test_a_slow_body_ends_its_connection_with_a_status(bounded: int) -> None:
         assert b'"slow-body"' in answer
 
 
+def test_a_body_that_is_not_wanted_does_not_hold_its_connection(bounded: int) -> None:
+    with connected(bounded) as slow:
+        slow.sendall(b"POST /nowhere HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n")
+        assert slow.recv(100).startswith(b"HTTP/1.1 404 ")
+
+        def is_closed() -> bool:
+            try:
+                slow.sendall(b"x")
+            except OSError:
+                return True
+            return False
+
+        wait_until(is_closed, "the connection was closed")
+
+
 def test_a_slow_reader_ends_its_connection(bounded: int) -> None:
     with connected(bounded) as slow:
         slow.sendall(b"POST /call/large HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n")
@@ -335,6 +366,21 @@ def bounded() -> Iterator[int]:
 def test_a_response_does_not_wait_for_the_acknowledgement_of_its_head() -> None:
     with bind("127.0.0.1:0", "--listen") as listener:
         assert listener.proto == socket.IPPROTO_TCP, "asyncio leaves Nagle's algorithm on"
+
+
+def test_a_front_asks_for_its_peer_again_after_an_answer_that_it_cannot_read() -> None:
+    class Client:
+        active = "tcp://peer:5001"
+        asked = 0
+
+        async def discover(self, prefix: str, **_: float) -> None:
+            self.asked += 1
+            if self.asked == 1:
+                raise RemoteProtocolError("mmi", "not JSON")
+            raise EOFError
+
+    with pytest.raises(EOFError):
+        asyncio.run(_watch_peer(Client(), "tcp://local:5001"))  # type: ignore[arg-type]
 
 
 # --- usage --------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from bstar.errors import CallError
+from bstar.errors import BstarError
 from bstar.fleet import Fleet
 from bstar.net.descriptors import raise_limit
 from bstar.security import Security
@@ -89,6 +89,8 @@ async def serve_http(
     raise_limit()
     # A line for each malformed request would be a stranger's to fill the log with.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    # So would be one for each WebSocket that is refused with a status, which uvicorn takes for a defect.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: "completing handshake" not in str(record.msg))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stopper.on_signal)
     listed = None if plan.principals is None else watch_principals(plan.principals)
@@ -138,7 +140,7 @@ async def _watch_peer(client: AsyncHAClient, local: str | None) -> None:
     """While calls are refused there is nothing that would show the silence of the peer."""
     while local is not None:
         if client.active not in (None, local):
-            with contextlib.suppress(CallError):
+            with contextlib.suppress(BstarError):
                 await client.discover("bstar", timeout=_WATCH_TIMEOUT_S)
         await asyncio.sleep(_WATCH_S)
 
@@ -226,10 +228,15 @@ class _BoundedHttp(_SlowReader, H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        is_head = self.conn.their_state is h11.IDLE
-        if is_head and self._head_timer is None:
+        self._watch_reads()
+
+    def _watch_reads(self) -> None:
+        """A head has to come in time, and so has the rest of a body that the response did not wait for."""
+        their_state = self.conn.their_state
+        is_due = their_state is h11.IDLE or (their_state is h11.SEND_BODY and self.conn.our_state is h11.DONE)
+        if is_due and self._head_timer is None:
             self._head_timer = self.loop.call_later(self.slow_s, self._end, "slow-head")
-        elif not is_head and self._head_timer is not None:
+        elif not is_due and self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
@@ -243,6 +250,8 @@ class _BoundedHttp(_SlowReader, H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:
+            self._watch_reads()
         if self.transport.get_write_buffer_size():
             self._watch_writes()
 

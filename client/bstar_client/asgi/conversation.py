@@ -174,7 +174,8 @@ def _id_in(text: str | bytes) -> Id | None:
     """The id of a message that is no order, if it has one."""
     try:
         found = json.loads(text)
+        order_id = found.get("id") if isinstance(found, dict) else None
+        msgspec.json.encode(order_id)  # half of a surrogate pair cannot be sent back
     except (ValueError, RecursionError):
         return None
-    order_id = found.get("id") if isinstance(found, dict) else None
     return order_id if isinstance(order_id, int | str) else None
