@@ -4,8 +4,8 @@
 
 In each round, in turns: requests a second of an empty handler and of ``POST /call/echo``, over as many
 kept connections, and the CPU time of the server's process for each request. Then the p99 of native calls, one
-at a time, alone and while so many slow HTTP clients have connections: they send a byte of their body now and
-then, or do not read what they asked for.
+at a time, alone and while so many slow HTTP clients have connections: they send a head byte by byte, or
+do not read what they asked for.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ import os
 import socket
 import statistics
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import cycle
 from pathlib import Path
 
@@ -36,6 +34,8 @@ from bstar_testing import Pair, Process, pair, wait_until
 HTTP = "fronts.http.bind"
 BODY = b"x" * 100
 SINGLES = 1_000
+# What slow clients ask for is answered then, and waits for its readers.
+SETTLE_S = 3.0
 _TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -115,35 +115,24 @@ def p99_us(client: HAClient) -> float:
     return sorted(taken)[int(0.99 * SINGLES)] * 1e6
 
 
-@contextmanager
-def slow_clients(port: int, count: int) -> Iterator[None]:
-    """Half of them are slow with their body; half ask for much and do not read."""
+def be_slow(port: int, count: int) -> None:
+    """Half of them send a head byte by byte; half ask for much and do not read. It says when they do."""
     with ExitStack() as open_sockets:
         sockets = []
         for number in range(count):
             each = open_sockets.enter_context(socket.create_connection(("127.0.0.1", port), 60))
             each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-            size = 1_000 if number % 2 else 100_000
-            each.sendall(f"POST /call/echo HTTP/1.1\r\nHost: h\r\nContent-Length: {size}\r\n\r\n".encode())
-            if not number % 2:
-                each.sendall(b"x" * size)
-            else:
+            head = b"POST /call/echo HTTP/1.1\r\nHost: h\r\n"
+            if number % 2:
+                each.sendall(head + b"X-Slow: ")
                 sockets.append(each)
-        over = threading.Event()
-
-        def drip() -> None:
-            for each in cycle(sockets):
-                if over.wait(0.002):
-                    return
-                each.send(b"x")
-
-        thread = threading.Thread(target=drip)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+            else:
+                each.sendall(head + b"Content-Length: 100000\r\n\r\n" + b"x" * 100_000)
+        time.sleep(SETTLE_S)
+        print("slow", flush=True)
+        for each in cycle(sockets):
+            each.send(b"x")
+            time.sleep(0.002)
 
 
 def compare(running: Pair, arguments: argparse.Namespace) -> None:
@@ -167,14 +156,17 @@ def compare(running: Pair, arguments: argparse.Namespace) -> None:
                 rates[name].append(rate)
                 costs[name].append((cpu_s(pid) - before) / (rate * arguments.seconds) * 1e6)
             quantiles["alone"].append(p99_us(client))
-            with slow_clients(port, arguments.slow):
-                quantiles["slow"].append(p99_us(client))
+            argv = [sys.executable, __file__, "--be-slow", str(port), "--slow", str(arguments.slow)]
+            slow = running.start_process(f"slow-{number}", argv)
+            slow.wait_for_log("slow")
+            quantiles["slow"].append(p99_us(client))
+            slow.kill()
             last = [table[name][-1] for table in (rates, costs) for name in ("empty", "front")]
-            alone, slow = quantiles["alone"][-1], quantiles["slow"][-1]
+            alone, beside = quantiles["alone"][-1], quantiles["slow"][-1]
             print(
                 f"round {number + 1}: empty {last[0]:,.0f}/s, front {last[1]:,.0f}/s; CPU {last[2]:.0f} "
-                f"and {last[3]:.0f} µs a request; p99 of native calls {alone:,.0f} µs alone, {slow:,.0f} µs "
-                f"beside {arguments.slow} slow clients"
+                f"and {last[3]:.0f} µs a request; p99 of native calls {alone:,.0f} µs alone, "
+                f"{beside:,.0f} µs beside {arguments.slow} slow clients"
             )
     for word, name, base, table in (
         ("requests a second, front/empty", "front", "empty", rates),
@@ -199,8 +191,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--slow", type=int, default=1_000)
+    parser.add_argument("--be-slow", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.be_slow is not None:
+        be_slow(arguments.be_slow, arguments.slow)
     if arguments.serve is not None:
         serve_empty(arguments.serve)
         return
