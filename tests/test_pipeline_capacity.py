@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bstar import records
-from bstar_pipeline import sketch
 from support.journal_lines import Scribe, frame_of
 
 if TYPE_CHECKING:
@@ -87,6 +86,7 @@ def test_capacity_is_of_the_node_that_serves_and_of_whole_hours(local: "SparkSes
 
 @pytest.mark.spark
 def test_clients_are_told_by_their_own_word_or_by_what_nodes_saw(local: "SparkSession") -> None:
+    from bstar_pipeline import sketch
     from bstar_pipeline.gold.clients import clients
 
     node, scribe = Scribe(), Scribe("shop", boot="e" * 32)

@@ -46,6 +46,11 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def _shipped_options(shipped: Path) -> list[str]:
+    archive = ("--archives", f"{shipped / ARCHIVE}#bstar")
+    return [*archive, "--conf", "spark.executorEnv.PYTHONPATH=bstar"]
+
+
 def write_journal(folder: Path) -> dict[str, dict[str, dict[str, int]]]:
     """Of two pairs; how many calls each service of each pair has, by outcome."""
     calls: dict[str, dict[str, dict[str, int]]] = {}
@@ -87,7 +92,7 @@ def test_the_archive_holds_what_runs_on_an_executor_and_no_spark(shipped: Path) 
 def test_the_batch_job_on_an_object_store_and_a_lost_executor_makes_the_same_tables(
     cluster: Cluster, shipped: Path, tmp_path: Path
 ) -> None:
-    """Two executors have no Python at all, and one of them is killed in the middle."""
+    """Two executors have what was shipped, and one of them is killed in the middle."""
     jars = ",".join(map(str, s3a_jars()))
     calls = write_journal(tmp_path)
     with object_store() as store:
@@ -103,16 +108,17 @@ def test_the_batch_job_on_an_object_store_and_a_lost_executor_makes_the_same_tab
             "batch",
             shipped / PROGRAM,
             ["run", store.uri("journal"), "--out", store.uri("tables")],
-            options=["--jars", jars],
+            options=["--jars", jars, *_shipped_options(shipped)],
             settings=store.settings,
-            executor_python="/nonexistent/python",
+            executor_python=_BARE_PYTHON,
             lose_when=is_half_done,
         )
         assert done.status == 0, done.err
         store.get("tables", tmp_path / "stored")
     # A third took the place of the second.
     assert done.application.executors == {"0", "1", "2"}
-    assert done.application.python_operators == set()
+    # The lines are parsed in Python; all else is not.
+    assert done.application.python_operators == {"MapInArrow"}
     assert main(["pipeline", "run", str(tmp_path / JOURNAL), "--out", str(tmp_path / "here")]) == exits.OK
     for name in TABLES:
         # There is no durable request here, and a table without rows may have no file.
@@ -139,10 +145,7 @@ def test_bulk_calls_run_in_two_executors_with_what_was_shipped(
             "calls",
             _CALLS,
             [str(out), str(_ROWS), SERVICE, *bulk.endpoints],
-            options=[
-                *("--archives", f"{shipped / ARCHIVE}#bstar"),
-                *("--conf", "spark.executorEnv.PYTHONPATH=bstar"),
-            ],
+            options=_shipped_options(shipped),
             executor_python=_BARE_PYTHON,
         )
         assert done.status == 0, done.err

@@ -1,4 +1,4 @@
-"""Journals as rows, as the local engine reads them."""
+"""Journals as rows, as every engine reads them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from support.journals import Run, write
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    """What the local engine reads of a file, without an engine."""
-    from bstar_pipeline.local_journals import files_at, read
+    """What is read of a file, without an engine."""
+    from bstar_pipeline.bronze import read
 
-    return [row for file in files_at([str(path)]) for batch in read(file) for row in batch.to_pylist()]
+    with path.open("rb") as source:
+        return [row for batch in read(path.as_uri(), source.read) for row in batch.to_pylist()]
 
 
 @pytest.fixture
@@ -32,8 +33,7 @@ def cut(tmp_path: Path) -> Path:
 
 
 def test_several_paths_and_patterns_are_read_and_each_file_once(tmp_path: Path) -> None:
-    from bstar_pipeline.journal_files import about_name
-    from bstar_pipeline.local_journals import files_at
+    from bstar_pipeline.journal_files import about_name, files_at
 
     for pair in ("orders", "stock"):
         write(tmp_path / Run("primary", pair=pair).name(), [])
@@ -84,20 +84,24 @@ def test_a_text_of_a_record_that_is_no_utf8_makes_its_line_unreadable(tmp_path: 
     assert Counter(row["rejection"] for row in rows_of(path)) == {None: 1, "unreadable": 1}
 
 
-def test_a_segment_that_is_sealed_while_it_is_read_is_found_under_its_new_name(tmp_path: Path) -> None:
-    from bstar_pipeline.local_journals import files_at, read
-
+def test_one_bad_line_among_many_of_its_kind_is_set_aside_alone(tmp_path: Path) -> None:
     run = Run("primary")
-    run.start()
-    path = write(tmp_path / run.name(1, ".ndjson.open"), run.lines())
-    [file] = files_at([str(tmp_path)])
-    path.rename(path.with_suffix(""))
-    [batch] = read(file)
-    assert batch.num_rows == 1
+    for number in range(100):
+        run.request(number, "c1", number)
+    lines = run.lines()
+    torn, early = lines[40][:-30], lines[41].replace(b'"seq":42', b'"seq":0')
+    two = lines[60] + b"," + lines[61]
+    path = write(tmp_path / run.name(), [*lines[:40], torn, early, *lines[42:60], two, *lines[62:]])
+    rows = rows_of(path)
+    assert [row["line"] for row in rows if row["rejection"]] == [torn.decode(), early.decode(), two.decode()]
+    kept = sorted(row["number"] for row in rows if not row["rejection"])
+    assert kept == [number for number in range(100) if number not in (40, 41, 60, 61)]
 
 
 def test_paths_without_a_journal_are_told(tmp_path: Path) -> None:
+    from bstar_pipeline.journal_files import files_at
+
     with pytest.raises(ConfigurationError, match="does not exist"):
-        rows_of(tmp_path / "nothing")
+        files_at([str(tmp_path / "nothing")])
     with pytest.raises(ConfigurationError, match="holds no file named"):
-        rows_of(tmp_path)
+        files_at([str(tmp_path)])

@@ -12,12 +12,10 @@ import pytest
 from bstar.errors import ConfigurationError
 from bstar_cli import exits
 from bstar_cli.main import main
-from bstar_pipeline import sketch
 from bstar_pipeline.report import asking, collect
 from bstar_pipeline.report.content import Hit, Promise
 from bstar_pipeline.report.folder import open_folder
 from bstar_pipeline.report.page import render
-from bstar_pipeline.report.reading import STEPS_MAX, open_tables, step_us
 from bstar_pipeline.report.words import worst_outage
 from support.planted_tables import save
 
@@ -54,6 +52,8 @@ def _request(number: int, ended: int, **rest: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from bstar_pipeline import sketch
+
     root = tmp_path_factory.mktemp("tables")
     run = {
         "node": "primary",
@@ -206,6 +206,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_page_shows_what_the_tables_say_and_no_more_than_fits(local: SparkSession, root: Path) -> None:
+    from bstar_pipeline.report.reading import STEPS_MAX, open_tables
+
     parts: list[str] = []
     content = collect(open_tables(local, str(root), pair="orders", is_of_one_pair=True), parts.append)
 
@@ -270,6 +272,8 @@ def test_the_page_shows_what_the_tables_say_and_no_more_than_fits(local: SparkSe
 
 
 def test_a_part_of_the_time_is_a_part_of_the_numbers(local: SparkSession, root: Path) -> None:
+    from bstar_pipeline.report.reading import open_tables
+
     period = {"from_us": NOON + 10_000_000, "until_us": NOON + 20_000_000}
     content = collect(open_tables(local, str(root), pair="orders", **period, is_of_one_pair=True))
     assert content.requests == 100
@@ -291,17 +295,23 @@ def test_a_part_of_the_time_is_a_part_of_the_numbers(local: SparkSession, root: 
 def test_what_cannot_be_reported_is_said(
     local: SparkSession, root: Path, choice: dict[str, Any], told: str
 ) -> None:
+    from bstar_pipeline.report.reading import open_tables
+
     with pytest.raises(ConfigurationError, match=told):
         open_tables(local, str(root), **choice, is_of_one_pair=True)
 
 
 def test_a_folder_without_tables_is_said_to_be_one(local: SparkSession, tmp_path: Path) -> None:
+    from bstar_pipeline.report.reading import open_tables
+
     with pytest.raises(ConfigurationError, match="bstar pipeline run"):
         open_tables(local, str(tmp_path))
 
 
 @pytest.mark.parametrize("days", [0.0001, 0.01, 0.1, 1, 7, 365, 3_650])
 def test_a_plot_never_has_more_steps_than_a_screen(days: float) -> None:
+    from bstar_pipeline.report.reading import STEPS_MAX, step_us
+
     period = int(days * 24 * HOUR)
     assert period / step_us(period) <= STEPS_MAX
 
@@ -362,6 +372,8 @@ def test_the_commands_print_what_the_tables_say_and_judge_by_their_exit_code(
 def test_spark_and_duckdb_give_the_same_answers(
     local: SparkSession, root: Path, choice: dict[str, Any], most: int
 ) -> None:
+    from bstar_pipeline.report.reading import open_tables
+
     on_spark = open_tables(local, str(root), **choice)
     with open_folder(str(root), **choice) as folder:
         assert folder.choice == on_spark.choice

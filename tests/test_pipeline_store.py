@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from bstar_pipeline.commits import Part, Snapshot
     from bstar_pipeline.inputs import Inputs
+    from bstar_pipeline.store import Writer
 
 pytestmark = pytest.mark.spark
 
@@ -225,7 +226,7 @@ def test_a_run_reads_files_that_their_writers_seal_meanwhile(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One pair seals after its files were listed, and removes an old one; another after they were opened."""
-    from bstar_pipeline import commits, inputs, job
+    from bstar_pipeline import commits, inputs, job, journal_files
 
     folder, root = tmp_path / "of live pairs", tmp_path / "tables"
     listed, opened = _LivePair(folder, "listed"), _LivePair(folder, "opened")
@@ -233,16 +234,26 @@ def test_a_run_reads_files_that_their_writers_seal_meanwhile(
 
     class Live:
         def __init__(self, inputs: Inputs) -> None:
-            self._inputs, self.files, self.unpacked = inputs, inputs.files, inputs.unpacked
+            self._inputs, self.files = inputs, inputs.files
 
-        def typed(self, files: list[str]) -> DataFrame:
+        def write(self, files: list[str], writer: Writer) -> list[commits.File]:
             attempts.append(files)
             listed.seal()
             listed.old.unlink(missing_ok=True)
-            rows = self._inputs.typed(files)
-            opened.seal()
-            return rows
+            return self._inputs.write(files, writer)
 
+    copied, local = journal_files.copied, inputs._rows
+
+    def then_seal(step: Any) -> Any:
+        def found(*given: Any) -> Any:
+            has = step(*given)
+            opened.seal()
+            return has
+
+        return found
+
+    monkeypatch.setattr(journal_files, "copied", then_seal(copied))
+    monkeypatch.setattr(inputs, "_rows", then_seal(local))
     monkeypatch.setattr(job, "open_inputs", lambda *given: Live(inputs.open_inputs(*given)))
     first = job.run(session, [str(folder)], str(root))
     # A start, three requests and the end of each process, whatever was sealed.

@@ -78,7 +78,7 @@ def of_journals(inputs: Sequence[str], root: str) -> Amount | None:
     """
     if any(folder_named(path) is None for path in (*inputs, root)):
         return None
-    from bstar_pipeline.local_journals import files_at
+    from bstar_pipeline.journal_files import files_at
 
     size_bytes = 0
     for file in files_at(inputs):

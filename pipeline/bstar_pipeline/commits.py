@@ -44,6 +44,9 @@ KEEP = dt.timedelta(hours=1)
 # No run takes longer: what began before and was never committed was killed.
 _ABANDONED = dt.timedelta(days=1)
 
+OPEN = ".open"
+"""How the name of a journal ends that a process writes."""
+
 _LOCK = "writing.lock"
 RUNS = "runs"
 
@@ -183,6 +186,11 @@ def open_snapshot(store: Store, root: str) -> Snapshot:
 def digest_of(journal: str) -> str:
     """A name for a journal that a folder can have."""
     return hashlib.md5(journal.encode(), usedforsecurity=False).hexdigest()
+
+
+def journal_of(path: str) -> str:
+    """``File.journal`` of what is read of this journal."""
+    return digest_of(path) if path.endswith(OPEN) else "sealed"
 
 
 def current(store: Store, root: str) -> Manifest | None:

@@ -18,8 +18,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the common name
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from bstar_pipeline.journal_files import about_name
+from bstar_pipeline.lines import TRUNCATED
 from bstar_pipeline.pair_rows import Row, Rows, collected, frame_of
-from bstar_pipeline.schema import REJECTED
 
 KEY = ("boot", "seq", "mono")
 """What tells records apart."""
@@ -32,7 +32,7 @@ _PLACE = StructType([StructField("file", StringType()), StructField("place", Lon
 def ranges(typed: DataFrame) -> Rows:
     """Where each file stands among its run's records: a row for each ``file`` and ``boot``; few rows.
 
-    ``boot`` is null in the row of a file's rejected lines.
+    ``boot`` is null in the row of a file's rejected lines; ``cuts`` counts ends that are missing.
     """
     return sorted(collected(summed(typed)), key=_order)
 
@@ -44,7 +44,8 @@ def summed(typed: DataFrame) -> DataFrame:
     return typed.groupBy(
         "file", *(F.when(is_record, F.col(name)).alias(name) for name in ("pair", "node", "boot"))
     ).agg(
-        F.count("*").alias("lines"),
+        F.count_if(F.col("topic") != TRUNCATED).alias("lines"),
+        F.count_if(F.col("topic") == TRUNCATED).alias("cuts"),
         F.min(F.when(is_record, F.col("seq"))).alias("first_seq"),
         F.max(F.when(is_record, F.col("seq"))).alias("last_seq"),
         F.min(F.when(is_record, F.col("at"))).alias("first_at_us"),
@@ -83,7 +84,7 @@ def once(typed: DataFrame, found: Rows, pairs: Collection[str]) -> DataFrame:
     places = ({"file": file, "place": place} for place, file in enumerate(order))
     by_place = Window.partitionBy(*KEY).orderBy("place", "at", "kind")
     return (
-        typed.where((F.col("topic") != REJECTED) & F.col("pair").isin(*sorted(pairs)))
+        typed.where(F.col("rejection").isNull() & F.col("pair").isin(*sorted(pairs)))
         .join(F.broadcast(frame_of(typed.sparkSession, places, _PLACE)), "file")
         .withColumn("nth", F.row_number().over(by_place))
         .where("nth = 1")
@@ -98,15 +99,12 @@ def kept(records: DataFrame) -> dict[tuple[str, str], int]:
 
 
 def files(
-    found: Rows,
-    listing: Iterable[str],
-    left: Mapping[tuple[str, str], int] | None,
-    unpacked: Collection[str] = (),
+    found: Rows, listing: Iterable[str], left: Mapping[tuple[str, str], int] | None
 ) -> Iterator[dict[str, Any]]:
     """Rows of the table of files: one for each of ``listing``, even if no line of it was read.
 
-    ``left``: what ``kept`` counted, or None if all was. A packed file without a last record has lost its end,
-    unless it is one of ``unpacked``.
+    ``left``: what ``kept`` counted, or None if all was. A packed file that is whole without a last record was
+    packed by its writer's successor.
     """
     of_file: defaultdict[str, list[Row]] = defaultdict(list)
     for row in found:
@@ -122,7 +120,7 @@ def files(
             state = "duplicate"
         elif closed and sum(closed) == lines:
             state = "whole"
-        elif closed or (file.endswith(".gz") and file not in unpacked):
+        elif closed or any(row["cuts"] for row in rows):
             state = "truncated"
         else:
             state = "open"

@@ -2,19 +2,16 @@
 
 Sail (pysail) is a server of the Spark Connect protocol, written in Rust. It knows the DataFrame API and the
 SQL of Spark, so the tables are defined once, and a small job takes seconds instead of a minute. Where it
-differs from Spark in what matters here, a function asks ``is_local`` and does that step in Python: journals
-are parsed by ``inputs``. It knows folders of this machine only.
+differs from Spark in what matters here, a function asks ``is_local``. It knows folders of this machine only.
 """
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
-from pathlib import Path
 from typing import cast
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 from pyspark.sql import SparkSession
 from pyspark.sql.connect import session as connect
@@ -27,7 +24,7 @@ _SETTINGS = {
     # Else each operation on a column looks for IPython, in vain, to note which line of Python it stands in.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
-_folders: WeakKeyDictionary[SparkSession, Path] = WeakKeyDictionary()
+_sessions: WeakSet[SparkSession] = WeakSet()
 
 
 def is_there() -> bool:
@@ -37,17 +34,12 @@ def is_there() -> bool:
 
 def is_local(spark: SparkSession) -> bool:
     """Whether this session is of the local engine."""
-    return spark in _folders
+    return spark in _sessions
 
 
 def version_of(spark: SparkSession) -> str:
     """What does the work, as people call it: "Spark 4.2.1", "Sail 0.7.2"."""
     return f"Sail {metadata.version('pysail')}" if is_local(spark) else f"Spark {spark.version}"
-
-
-def scratch(spark: SparkSession) -> Path:
-    """A folder for files that a session of the local engine needs until it ends."""
-    return _folders[spark]
 
 
 @contextmanager
@@ -64,11 +56,11 @@ def local_session(app: str) -> Iterator[SparkSession]:
     try:
         host, port = server.listening_address
         builder = connect.SparkSession.builder.remote(f"sc://{host}:{port}").appName(app)
-        with _connect_mode(), tempfile.TemporaryDirectory(prefix="bstar-pipeline-") as folder:
+        with _connect_mode():
             for key, value in _SETTINGS.items():
                 builder = builder.config(key, value)
             spark = cast("SparkSession", builder.create())
-            _folders[spark] = Path(folder)
+            _sessions.add(spark)
             try:
                 yield spark
             finally:

@@ -1,27 +1,26 @@
-"""The journals that a job reads, by the engine that reads them: their lines as typed rows, and their files.
+"""The journals that a job reads, by the engine that reads them: which files there are, and their rows.
 
-On Spark its own reader and parser do it, wherever the files are (``bronze``, ``journal_files``). For the
-local engine they are parsed here, by the parser of the records themselves.
+Both parse by ``bronze.read``: Spark on its executors, wherever the files are, the local engine here.
 """
 
 import datetime as dt
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from bstar.errors import ConfigurationError
-from bstar_pipeline import bronze, engine, journal_files
-from bstar_pipeline.local_journals import ROWS, SHAPE, TRUNCATED, files_at, is_whole, read
+from bstar_pipeline import bronze, engine, journal_files, store
+from bstar_pipeline.commits import OPEN, File, folder_named, folder_of
+from bstar_pipeline.journal_files import Journal
+from bstar_pipeline.lines import SHAPE
 from bstar_pipeline.pair_rows import collected
 
-# Rows of one row group.
-_ROWS_MAX = 100_000
 # What a URI takes as it is; Spark leaves letters of other alphabets as they are, too.
 _PLAIN = "/:@&=+$,;!'()*~-_."
 
@@ -33,58 +32,51 @@ class Inputs(Protocol):
     def files(self) -> Mapping[str, int]:
         """The length of each by its path, as Spark spells it."""
 
-    def typed(self, files: Sequence[str]) -> DataFrame:
-        """A row for each line of some of them, as ``bronze.typed`` says, or as ``bronze.common``.
+    def write(self, files: Sequence[str], writer: store.Writer) -> list[File]:
+        """Write a row for each line of some of them, as ``bronze.read`` says, to files of the writer's run.
 
         Raises an error of which ``journal_files.is_gone`` says so if a file is gone since it was listed.
         """
 
-    def unpacked(self, packed: Sequence[str]) -> set[str]:
-        """Those of some packed files (few) that can be unpacked to their end."""
 
-
-def open_inputs(
-    spark: SparkSession, paths: Sequence[str], since: dt.date | None = None, folder: Path | None = None
-) -> Inputs:
+def open_inputs(spark: SparkSession, paths: Sequence[str], since: dt.date | None = None) -> Inputs:
     """The journals at ``paths``; with ``since`` without files that were closed before that day.
 
-    Spark opens a file more than once, so it reads copies of open files, below ``folder``; without ``folder``
-    the files themselves. Raises ConfigurationError if a path has none.
+    Raises ConfigurationError if a path has none.
     """
-    return _Local(spark, paths, since) if engine.is_local(spark) else _OnSpark(spark, paths, since, folder)
+    return (_Local if engine.is_local(spark) else _OnSpark)(spark, paths, since)
 
 
 class _OnSpark:
-    def __init__(
-        self, spark: SparkSession, paths: Sequence[str], since: dt.date | None, folder: Path | None
-    ) -> None:
-        self._spark, self._folder = spark, folder
+    def __init__(self, spark: SparkSession, paths: Sequence[str], since: dt.date | None) -> None:
+        self._spark = spark
         self.files = journal_files.lengths(spark, journal_files.find_files(spark, paths, since))
 
-    def typed(self, files: Sequence[str]) -> DataFrame:
-        copies = {}
-        # Where the driver runs here, this process sees the files that it listed.
-        if self._folder is not None and hasattr(self._spark, "_jvm"):
-            copies = journal_files.copied(files, self._folder / secrets.token_hex(8))
-        lines = bronze.common(journal_files.lines_of(self._spark, files, copies))
-        # Over Spark Connect only a question about the plan finds out that a file is gone.
-        _ = lines.columns
-        return lines
-
-    def unpacked(self, packed: Sequence[str]) -> set[str]:
-        if journal_files.are_here(self._spark, packed):
-            return {file for file in packed if is_whole(journal_files.place_of(file))}
-        return {row["file"] for row in collected(journal_files.unpacked(self._spark, packed))}
+    def write(self, files: Sequence[str], writer: store.Writer) -> list[File]:
+        folder, run = folder_named(writer.root), folder_of(writer.run)
+        copies: dict[str, str] = {}
+        # Where the driver runs here, this process sees the files that it listed. Spark opens them later.
+        if folder is not None and hasattr(self._spark, "_jvm"):
+            copies = journal_files.copied(files, folder / run / "open" / secrets.token_hex(8))
+        contents = journal_files.contents(self._spark, [copies.get(file, file) for file in files])
+        names = {copy: file for file, copy in copies.items()}
+        if folder is None:
+            rows = contents.mapInArrow(partial(bronze.on_executor, names, None), SHAPE)
+            rows = rows.withColumn("journal", bronze.journal())
+            return writer.write(rows, "bronze.records", by=("topic", "journal"), folder="lines")
+        target = folder.resolve(), f"{run}/lines"
+        written = contents.mapInArrow(partial(bronze.on_executor, names, target), bronze.WRITTEN)
+        return [File(**row) for row in collected(written)]
 
 
 class _Local:
     def __init__(self, spark: SparkSession, paths: Sequence[str], since: dt.date | None) -> None:
+        del spark
         if not paths:
             raise ConfigurationError("no journals to read: name at least one directory, file or pattern")
-        self._spark = spark
         self._journals = {
             _uri(file.path): file
-            for file in files_at(paths)
+            for file in journal_files.files_at(paths)
             if since is None or not journal_files.is_before(file.path, since)
         }
         if not self._journals:
@@ -92,35 +84,22 @@ class _Local:
                 f"no journals to read: all files at {', '.join(paths)} are older than {since}"
             )
         self.files = {uri: file.length for uri, file in self._journals.items()}
-        self._torn: set[str] = set()
 
-    def typed(self, files: Sequence[str]) -> DataFrame:
-        """Of a file beside the tables, so that no size of journals is too much for memory."""
-        lines = engine.scratch(self._spark) / "lines.parquet"
-        with pq.ParquetWriter(lines, ROWS, compression="lz4") as out:
-            waiting, count = [], 0
-            for uri in files:
-                for batch in read(self._journals[uri]):
-                    waiting.append(self._whole(batch, uri))
-                    count += batch.num_rows
-                    if count >= _ROWS_MAX:
-                        out.write_table(pa.Table.from_batches(waiting, ROWS))
-                        waiting, count = [], 0
-            out.write_table(pa.Table.from_batches(waiting, ROWS))
-        return self._spark.read.schema(SHAPE).parquet(str(lines))
+    def write(self, files: Sequence[str], writer: store.Writer) -> list[File]:
+        folder = folder_named(writer.root)
+        assert folder is not None, "the local engine writes to a folder"
+        rows = ((uri, _rows(uri, self._journals[uri])) for uri in files)
+        return bronze.write(rows, folder, f"{folder_of(writer.run)}/lines")
 
-    def _whole(self, batch: pa.RecordBatch, uri: str) -> pa.RecordBatch:
-        """Without the row that stands for a missing end, and the file as Spark spells it."""
-        reasons = batch.column("rejection")
-        if len(reasons) and reasons[-1].as_py() == TRUNCATED:
-            self._torn.add(uri)
-            batch = batch.slice(0, len(reasons) - 1)
-        place = batch.schema.get_field_index("file")
-        files = pa.repeat(pa.scalar(uri, pa.string()), batch.num_rows)
-        return batch.set_column(place, "file", files)
 
-    def unpacked(self, packed: Sequence[str]) -> set[str]:
-        return {*packed} - self._torn
+def _rows(uri: str, journal: Journal) -> Iterator[pa.RecordBatch]:
+    path = Path(journal.path)
+    if path.suffix == OPEN and not path.exists():
+        # It has been sealed since it was found.
+        sealed = path.with_suffix(".gz")
+        path = sealed if sealed.exists() else path.with_suffix("")
+    with path.open("rb", buffering=0) as source:
+        yield from bronze.read(uri, source.read)
 
 
 def _uri(path: str) -> str:

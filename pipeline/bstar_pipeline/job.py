@@ -29,11 +29,10 @@ import msgspec
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the common name
-from pyspark.sql.types import StringType, StructField, StructType
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline import bronze, clocks, commits, copies, silver, store
-from bstar_pipeline.commits import File, Made, Manifest, Part
+from bstar_pipeline.commits import OPEN, File, Made, Manifest, Part
 from bstar_pipeline.engine import is_local, version_of
 from bstar_pipeline.gold import incidents
 from bstar_pipeline.gold.audit import audit
@@ -44,9 +43,10 @@ from bstar_pipeline.gold.history import CLOCK_ERROR_US
 from bstar_pipeline.gold.nodes import process_findings
 from bstar_pipeline.gold.objectives import budgets, objectives, sketches
 from bstar_pipeline.inputs import Inputs, open_inputs
-from bstar_pipeline.journal_files import OPEN, is_gone
+from bstar_pipeline.journal_files import is_gone
+from bstar_pipeline.lines import SHAPE, TRUNCATED
 from bstar_pipeline.pair_rows import Row, Rows, collected, frame_of, together
-from bstar_pipeline.schema import RECORDS, REJECTED, REJECTION, table_schema
+from bstar_pipeline.schema import RECORDS, REJECTED, table_schema
 from bstar_pipeline.slo import Objectives
 from bstar_pipeline.tables import utc
 
@@ -119,11 +119,11 @@ class _Small(NamedTuple):
 
 
 class _Came(NamedTuple):
-    """Journals, which of them are new, and the rows of those."""
+    """Journals, which of them are new, and the files with the rows of those."""
 
     journals: Inputs
     new: Sequence[str]
-    typed: DataFrame | None
+    lines: Sequence[File]
 
 
 @dataclass(slots=True)
@@ -250,14 +250,12 @@ def _found(job: _Job, inputs: Sequence[str], since: dt.date | None) -> _Came:
 
     Writers seal open files and remove old ones meanwhile.
     """
-    before, root = job.writer.before.read, commits.folder_named(job.writer.root)
-    folder = None if root is None else root / commits.folder_of(job.writer.run) / "open"
-    attempt = 1
+    before, attempt = job.writer.before.read, 1
     while True:
         try:
-            journals = open_inputs(job.spark, inputs, since, folder)
+            journals = open_inputs(job.spark, inputs, since)
             new = [path for path, length in journals.files.items() if before.get(path) != length]
-            return _Came(journals, new, journals.typed(new) if new else None)
+            return _Came(journals, new, journals.write(new, job.writer) if new else ())
         except (AnalysisException, FileNotFoundError) as error:
             if attempt == _LISTINGS_MAX or not is_gone(error):
                 raise
@@ -397,7 +395,7 @@ def _summary(job: _Job, manifest: Manifest, since: dt.date | None, read: int) ->
 def _bronze(job: _Job, inputs: Sequence[str], found: _Came, since: dt.date | None) -> DataFrame:
     """Write the first layer; returns the records of the scope, which it sets."""
     before, writer = job.writer.before, job.writer
-    journals, new, typed = found
+    journals, new, lines = found
     # What a file that was open had goes, if that file has grown, or is sealed and so another one by its name.
     sealed = {path.removesuffix(".gz") for path in journals.files if not path.endswith(OPEN)}
     again = {
@@ -408,7 +406,7 @@ def _bronze(job: _Job, inputs: Sequence[str], found: _Came, since: dt.date | Non
     kept = {
         name: [file for file in before.tables.get(name, []) if file.journal not in again] for name in _BRONZE
     }
-    came = {} if typed is None else _parsed(job, journals, typed, new, kept["bronze.records"])
+    came = _sorted_out(job, lines, new, kept["bronze.records"]) if new else {}
     for name in _BRONZE:
         writer.keep(name, [*kept[name], *came.get(name, [])])
     records = writer.tables.manifest.tables["bronze.records"]
@@ -466,21 +464,20 @@ def _margin_us(day: dt.date) -> int:
     return int((begin - _MARGIN).timestamp()) * 1_000_000
 
 
-def _parsed(
-    job: _Job, journals: Inputs, typed: DataFrame, new: Sequence[str], known: Sequence[File]
+def _sorted_out(
+    job: _Job, lines: Sequence[File], new: Sequence[str], known: Sequence[File]
 ) -> dict[str, list[File]]:
-    """Parse new files. Returns the files of the first layer with what is in no file that is ``known``.
+    """The files of the first layer with what new ``lines`` have, and no file that is ``known``.
 
     What is of days before the horizon is left out.
     """
     writer = job.writer
-    lines = _lines(job, typed)
-    shape = StructType([*RECORDS.fields, *REJECTION.fields, StructField("journal", StringType())])
-    parsed = store.read_files(job.spark, map(writer.tables.path, lines), shape)
+    parsed = store.read_files(job.spark, map(writer.tables.path, lines), SHAPE)
+    parsed = parsed.withColumn("journal", bronze.journal())
     job.tell("looking for files that came twice or lost their end")
     ranges = copies.ranges(parsed)
     _note_times(job, ranges)
-    came = [file for file in lines if file.topic != REJECTED]
+    came = [file for file in lines if file.topic not in (REJECTED, TRUNCATED)]
     pairs, left = copies.overlapping(ranges), None
     old = _overlapping(job, ranges, came, known)
     if old is not None:
@@ -496,12 +493,8 @@ def _parsed(
         came = [*(file for file in came if file.pair not in pairs), *again]
         left = copies.kept(store.read_files(job.spark, map(writer.tables.path, came), RECORDS))
     files = list(copies.files(ranges, new, left))
-    doubtful = [row["file"] for row in files if row["state"] == "truncated" and row["lines"]]
-    packed = [file for file in doubtful if file.endswith(".gz")]
-    if packed:
-        files = list(copies.files(ranges, new, left, journals.unpacked(packed)))
     job.tell("writing bronze.files")
-    named = ({**row, "journal": _journal_of(row["file"])} for row in files)
+    named = ({**row, "journal": commits.journal_of(row["file"])} for row in files)
     tables = {
         "bronze.records": came,
         "bronze.files": writer.write_rows(named, "bronze.files", by=("journal",)),
@@ -510,26 +503,11 @@ def _parsed(
         job.tell("writing bronze.rejected")
         wholly = [row["file"] for row in files if row["state"] == "duplicate"]
         rejected = bronze.rejected(parsed.where(~F.col("file").isin(wholly)))
-        rejected = rejected.withColumn("journal", _journal())
+        rejected = rejected.withColumn("journal", bronze.journal())
         tables["bronze.rejected"] = writer.write(rejected, "bronze.rejected", by=("journal",))
     return {
         name: [file for file in of_table if file.day >= writer.horizon] for name, of_table in tables.items()
     }
-
-
-def _lines(job: _Job, typed: DataFrame) -> list[File]:
-    """Write new lines; those that are no records beside the others, for ``bronze.rejected`` alone."""
-    by = ("topic", "journal")
-    written = job.writer.write(
-        typed.withColumn("journal", _journal()), "bronze.records", by=by, folder="lines"
-    )
-    rest = [file for file in written if file.topic == bronze.REST]
-    if not rest:
-        return written
-    text = store.read_files(job.spark, map(job.writer.tables.path, rest), bronze.TEXT)
-    typed = bronze.typed(text.withColumnRenamed("line", "value")).withColumn("journal", _journal())
-    lines = [file for file in written if file.topic != bronze.REST]
-    return [*lines, *job.writer.write(typed, "bronze.records", by=by, folder="rest")]
 
 
 def _note_times(job: _Job, ranges: Rows) -> None:
@@ -542,16 +520,6 @@ def _note_times(job: _Job, ranges: Rows) -> None:
         first_us = max(row["first_at_us"], known_us) if has_grown else row["first_at_us"]
         job.first_us[pair] = min(first_us, job.first_us.get(pair, first_us))
         job.until_us[pair] = max(row["last_at_us"], job.until_us.get(pair, known_us))
-
-
-def _journal() -> Column:
-    """The digest of a journal that is open, one word for all others."""
-    return F.when(F.col("file").endswith(OPEN), F.md5("file")).otherwise(F.lit("sealed"))
-
-
-def _journal_of(file: str) -> str:
-    """The same of a path."""
-    return commits.digest_of(file) if file.endswith(OPEN) else "sealed"
 
 
 def _overlapping(job: _Job, ranges: Rows, came: Sequence[File], known: Sequence[File]) -> DataFrame | None:

@@ -1,24 +1,20 @@
-"""The files of journals as Spark reads them: which there are, their lines, and what their names say.
-
-A packed file without its end makes Spark stop reading that file (``ignoreCorruptFiles``) and go on with the
-next; that its last record, which says how many lines there are, is missing is how ``copies.files`` knows.
-
-Nothing here starts a Spark job, except what a path's listing takes.
-"""
+"""The files of journals: which there are, on this machine and where Spark reads, and what their names say."""
 
 import datetime as dt
+import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the common name
+from pyspark.sql import DataFrame, SparkSession
 
 from bstar.errors import ConfigurationError
-from bstar_pipeline.places import literal
+from bstar_pipeline.commits import OPEN
+from bstar_pipeline.places import is_pattern, literal, matching
 
 NOWHERE = (
     "no journals to read: {} does not exist. Brokers write journals if journal.directory is set in their "
@@ -32,15 +28,11 @@ EMPTY = (
 )
 """What is wrong with a path that leads to no journal."""
 
-OPEN = ".open"
-"""How the name of a file ends that a process writes."""
-
 _ALL = "*.{ndjson,ndjson.gz,ndjson.open}"
+_NAMED = re.compile(r".*\.ndjson(\.gz|\.open)?")
 _OPTIONS = {
     # The journals of several machines may lie in folders below the one that is named.
     "recursiveFileLookup": "true",
-    # A packed file without its end is read as far as it goes.
-    "ignoreCorruptFiles": "true",
     # A file that is sealed while the job runs is gone under its old name: it counts as one without lines.
     "ignoreMissingFiles": "true",
 }
@@ -61,7 +53,7 @@ def find_files(spark: SparkSession, paths: Sequence[str], since: dt.date | None 
     found: dict[str, None] = {}
     for path in paths:
         try:
-            here = _reader(spark, _ALL).text(path).inputFiles()
+            here = spark.read.options(**_OPTIONS, pathGlobFilter=_ALL).text(path).inputFiles()
         except AnalysisException as error:
             if error.getCondition() != "PATH_NOT_FOUND":
                 raise
@@ -76,6 +68,39 @@ def find_files(spark: SparkSession, paths: Sequence[str], since: dt.date | None 
             f"no journals to read: all files at {', '.join(paths)} are older than {since}"
         )
     return wanted
+
+
+class Journal(NamedTuple):
+    """A file of this machine."""
+
+    path: str
+    length: int = 0
+
+
+def files_at(paths: Sequence[str]) -> list[Journal]:
+    """The journals at these paths (directories, files, patterns) and below, each once.
+
+    Raises ConfigurationError if a path has none.
+    """
+    return list(dict.fromkeys(file for path in paths for file in _files_at(path)))
+
+
+def _files_at(path: str) -> Iterator[Journal]:
+    """The journal files that one path leads to. Raises ConfigurationError without any."""
+    places = [Path(place).resolve() for place in matching(path)]
+    if not any(place.exists() for place in places):
+        raise ConfigurationError(NOWHERE.format(path))
+    found: list[Path] = []
+    for place in places:
+        if place.is_dir():
+            for where, _, names in os.walk(place, followlinks=True):
+                found += [Path(where, name) for name in sorted(names) if _NAMED.fullmatch(name)]
+        # A pattern may take other files in; whoever names one wants it read.
+        elif not is_pattern(path) or _NAMED.fullmatch(place.name):
+            found.append(place)
+    if not found:
+        raise ConfigurationError(EMPTY.format(path))
+    return (Journal(str(file), length_of(file)) for file in found)
 
 
 def lengths(spark: SparkSession, files: Sequence[str]) -> dict[str, int]:
@@ -117,7 +142,8 @@ def copied(files: Sequence[str], folder: Path) -> dict[str, str]:
             copy = folder / f"{len(found)}.ndjson{OPEN}"
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(place_of(file), copy)
-            found[file] = copy.resolve().as_uri()
+            # As rows of it will have it.
+            found[file] = copy.resolve().as_uri().replace("file://", "file:", 1)
     return found
 
 
@@ -133,25 +159,10 @@ def is_before(file: str, since: dt.date) -> bool:
     return opened is not None and opened[2] < f"{since - dt.timedelta(days=_OPEN_DAYS_MAX):%Y%m%d}"
 
 
-def _reader(spark: SparkSession, names: str) -> DataFrameReader:
-    return spark.read.options(**_OPTIONS).option("pathGlobFilter", names).option("lineSep", "\n")
-
-
-def lines_of(spark: SparkSession, files: Sequence[str], copies: Mapping[str, str] | None = None) -> DataFrame:
-    """Every line of these files, as ``find_files`` names them: ``value``, ``file``.
-
-    Of a file that is ``copied`` its copy is read.
-    """
-    copies = copies or {}
-    text = _reader(spark, _ALL).text([_literal(copies.get(file, file)) for file in files])
-    path = F.col("_metadata.file_path")
-    if copies:
-        # All copies are in one folder, whose name no other has; each is named by its place in the list.
-        folder = next(iter(copies.values())).split("/")[-2]
-        place = F.regexp_extract(path, r"/(\d+)\.[^/]*$", 1).cast("int")
-        names = F.array(*(F.lit(file) for file in copies))
-        path = F.when(path.contains(f"/{folder}/"), F.get(names, place)).otherwise(path)
-    return text.select("value", path.alias("file"))
+def contents(spark: SparkSession, files: Sequence[str]) -> DataFrame:
+    """These files, as ``find_files`` names them, as rows: the path of each, and all that is in it."""
+    raw = spark.read.format("binaryFile").options(**_OPTIONS).load([_literal(file) for file in files])
+    return raw.select("_metadata.file_path", "content")
 
 
 def _literal(file: str) -> str:
@@ -169,36 +180,3 @@ def about_name(file: str) -> tuple[str, dt.date]:
         return found[1], dt.date.fromisoformat(found[2])
     except ValueError:
         return found[1], _FIRST_DAY
-
-
-def pair_of_file() -> Column:
-    """The pair that the name of the file in column ``file`` says, or "unknown"."""
-    found = F.regexp_extract("file", _FILE_NAME, 1)
-    return F.when(found == "", "unknown").otherwise(found)
-
-
-def day_of_file() -> Column:
-    """The day (UTC) on which that file was opened, or the first one of all."""
-    digits = F.regexp_extract("file", _FILE_NAME, 2)
-    parts = (F.substring(digits, 1, 4), F.substring(digits, 5, 2), F.substring(digits, 7, 2))
-    day = F.concat_ws("-", *parts).try_cast("date")
-    return F.coalesce(day, F.lit("1970-01-01").cast("date"))
-
-
-def unpacked(spark: SparkSession, packed: Sequence[str]) -> DataFrame:
-    """Those of some packed files (few) that can be unpacked to their end: ``file``.
-
-    Their writer was killed, and its successor packed what it had left. The last four bytes of a packed file
-    are its length unpacked (RFC 1952, 2.3.1); a file that was cut has anything there.
-    """
-    paths = [_literal(file) for file in packed]
-    lengths = lines_of(spark, packed).groupBy("file").agg(F.sum(F.octet_length("value") + 1).alias("length"))
-    tail = F.hex(F.expr("substring(content, -4, 4)"))
-    parts = [F.substring(tail, 7 - 2 * place, 2) for place in range(4)]
-    stated = F.conv(F.concat(*parts), 16, 10).cast("bigint")
-    raw = spark.read.format("binaryFile").options(**_OPTIONS).load(paths)
-    tails = raw.select(F.col("_metadata.file_path").alias("file"), stated.alias("stated"))
-    length = F.col("length") % 2**32
-    # The last line may be torn, and then has no end.
-    is_whole = (F.col("stated") == length) | (F.col("stated") == length - 1)
-    return tails.join(lengths, "file").where(is_whole).select("file")

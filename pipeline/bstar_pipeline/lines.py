@@ -1,96 +1,182 @@
-"""Lines of journals as records, by the parser of the records themselves, and as columns of Arrow.
+"""Lines of journals as columns of Arrow, by the parser of the records themselves, on every engine.
 
-``read_line`` comes to what ``bronze.typed`` comes to on Spark: a line is a record, or is set aside with the
-same reason. Nearly all lines are of a kind and a form that this program knows, and are parsed at once. What
-is left over is looked at field by field.
+Nearly all lines are of the few kinds that come by the million: those of one kind are parsed together. What is
+left over, or is not simply a record of today, is looked at line by line, and if need be field by field.
 """
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from operator import attrgetter
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from bstar.base.undecodable import UNDECODABLE
 from bstar.records import KINDS, VERSION
 from bstar.records.base import Base
-from bstar_pipeline.schema import BASE, DEFAULTS, LINE, REJECTED, REQUIRED, TIME_US_MAX, TOPICS
+from bstar_pipeline.journal_files import about_name
+from bstar_pipeline.schema import (
+    BASE,
+    DEFAULTS,
+    LINE,
+    RECORDS,
+    REJECTED,
+    REJECTION,
+    REQUIRED,
+    TIME_US_MAX,
+    TOPICS,
+)
 
 LINE_LENGTH_MAX = 10_000
 """What is kept of a line that cannot be read, in letters; the file has all of it."""
 
+TRUNCATED = "truncated"
+"""The topic of a row that stands for the missing end of a packed file."""
+
+SHAPE = types.StructType([*RECORDS.fields, *REJECTION.fields])
+"""One row a line: ``bronze.records``, and what is known of a line that is no record."""
+
+ROWS = to_arrow_schema(SHAPE, timezone="UTC")
+"""``SHAPE`` for Arrow."""
+
 _DAY_US = 86_400_000_000
 _EPOCH = dt.date(1970, 1, 1).toordinal()
 _INT64 = 1 << 63
-_SEQ_MAX = 1 << 53
-_TIMES = ("at", "mono", "total_us", "busy_us")
+_RANGES = {
+    "v": (VERSION, VERSION),
+    "seq": (1, 1 << 53),
+    **dict.fromkeys(("at", "mono", "total_us", "busy_us"), (0, TIME_US_MAX)),
+}
+# Of fewer lines each is looked at by itself.
+_FEW = 16
+# So many first bytes of a line tell the frequent kinds apart.
+_HEAD = 15
+_FREQUENT = {f'{{"kind":"{kind}",'.encode()[:_HEAD]: kind for kind in TOPICS}
+_parse_all: dict[str, Callable[[bytes], list[Base]]] = {
+    kind: msgspec.json.Decoder(list[KINDS[kind]]).decode  # type: ignore[valid-type]
+    for kind in TOPICS
+}
 _parse_known: Callable[[bytes], Base] = msgspec.json.Decoder(Union[tuple(KINDS.values())]).decode  # noqa: UP007
 _parse_any = msgspec.json.Decoder().decode
 _encode = msgspec.json.encode
 _FIELDS = {field.name: field.dataType for field in LINE.fields}
 _KIND_OF: dict[type, str] = {struct: kind for kind, struct in KINDS.items()}
 
-
-class Rejected(NamedTuple):
-    """A line that is no record: why, the beginning of its text, and its version if it tells one."""
-
-    reason: str
-    line: str
-    version: int | None
+Row = dict[str, Any]
 
 
-class Odd(NamedTuple):
-    """A record of a kind, or with a word, that this program does not know: its fields by name."""
+def batches(lines: Sequence[bytes], file: str) -> Iterator[pa.RecordBatch]:
+    """Lines of one file, without their ends, as rows (``ROWS``).
 
-    fields: dict[str, Any]
+    A record has the fields of ``bstar.records`` (those of its kind with their defaults, the others null),
+    ``time`` (of ``at``), ``topic`` and ``day`` (of ``at``, UTC). A line that is no record has the topic
+    "rejected", a ``rejection`` that says why, its text, and pair and day of the file's name.
+    """
+    of_kind: defaultdict[str, list[bytes]] = defaultdict(list)
+    others: list[bytes] = []
+    for line in lines:
+        kind = _FREQUENT.get(line[:_HEAD])
+        (others if kind is None else of_kind[kind]).append(line)
+    for kind, of_one in of_kind.items():
+        yield from _together(kind, of_one, file, others)
+    if others:
+        about = about_name(file)
+        yield _of_rows([_row(line, about) for line in others], file)
 
 
-Record = Base | Odd
+def cut(file: str) -> pa.RecordBatch:
+    """The row that stands for the missing end of a packed file."""
+    return _of_rows([_set_aside(about_name(file), TRUNCATED, TRUNCATED, "", None)], file)
 
 
-def read_line(line: bytes) -> Record | Rejected:
-    """One line, without its end."""
+def _together(kind: str, lines: list[bytes], file: str, others: list[bytes]) -> Iterator[pa.RecordBatch]:
+    """Records of one kind, parsed at once; ``others`` gets the lines that are not simply such records."""
+    if len(lines) < _FEW:
+        others += lines
+        return
+    batch = _parsed(kind, lines, file)
+    if batch is not None:
+        yield batch
+        return
+    for half in (lines[: len(lines) // 2], lines[len(lines) // 2 :]):
+        yield from _together(kind, half, file, others)
+
+
+def _parsed(kind: str, lines: Sequence[bytes], file: str) -> pa.RecordBatch | None:
+    """These lines, if each is a record of this kind.
+
+    Each begins with an object, so no two together are taken for one, and none for two without the count.
+    """
+    text = b"[%b]" % b",".join(lines)
     try:
-        record = _parse_known(line)
-    except UNDECODABLE:
-        return _looked_at(line)
-    if record.v == VERSION and _is_in_range(record) and (line.isascii() or _is_text(line)):
-        return record
-    return _looked_at(line)
-
-
-def _is_in_range(record: Base) -> bool:
-    return (
-        0 <= record.at <= TIME_US_MAX
-        and 0 <= record.mono <= TIME_US_MAX
-        and 1 <= record.seq <= _SEQ_MAX
-        and 0 <= (getattr(record, "total_us", 0) or 0) <= TIME_US_MAX
-        and 0 <= (getattr(record, "busy_us", 0) or 0) <= TIME_US_MAX
-    )
+        records = _parse_all[kind](text)
+        if len(records) != len(lines) or not _is_text(text):
+            return None
+        columns = {
+            name: pa.array(map(attrgetter(name), records), ROWS.field(name).type, size=len(records))
+            for name in KINDS[kind].__struct_fields__
+        }
+    except (*UNDECODABLE, OverflowError):
+        return None
+    for name, (least, most) in _RANGES.items():
+        if name in columns:
+            found = pc.min_max(columns[name]).as_py()
+            if found["min"] is not None and (found["min"] < least or found["max"] > most):
+                return None
+    columns |= {
+        "kind": pa.repeat(pa.scalar(kind), len(lines)),
+        "topic": pa.repeat(pa.scalar(TOPICS[kind]), len(lines)),
+        "time": columns["at"],
+        "day": pc.divide(columns["at"], _DAY_US),
+    }
+    return _batch(len(lines), columns, file)
 
 
 def _is_text(line: bytes) -> bool:
     try:
-        line.decode()
+        return line.isascii() or line.decode() is not None
     except UnicodeDecodeError:
         return False
-    return True
 
 
-def _looked_at(line: bytes) -> Odd | Rejected:
+def _row(line: bytes, about: tuple[str, dt.date]) -> Row:
+    """One line."""
+    try:
+        record = _parse_known(line)
+    except UNDECODABLE:
+        return _looked_at(line, about)
+    fields = {name: getattr(record, name) for name in record.__struct_fields__}
+    if _is_in_range(fields) and _is_text(line):
+        return _recorded({"kind": _KIND_OF[type(record)], **fields})
+    return _looked_at(line, about)
+
+
+def _looked_at(line: bytes, about: tuple[str, dt.date]) -> Row:
     """A line that is not simply a record of today."""
     reason, version, fields = _judged(line)
-    if reason is not None:
-        return Rejected(reason, line.decode("utf-8", "replace")[:LINE_LENGTH_MAX], version)
-    return Odd(fields)
+    if reason is None:
+        return _recorded(fields)
+    return _set_aside(about, REJECTED, reason, line.decode("utf-8", "replace")[:LINE_LENGTH_MAX], version)
 
 
-def _judged(line: bytes) -> tuple[str | None, int | None, dict[str, Any]]:
+def _recorded(fields: Row) -> Row:
+    at_us, topic = fields["at"], TOPICS.get(fields["kind"], "events")
+    return {**fields, "time": at_us, "day": at_us // _DAY_US, "topic": topic}
+
+
+def _set_aside(about: tuple[str, dt.date], topic: str, reason: str, line: str, version: int | None) -> Row:
+    pair, day = about
+    row = {"pair": pair, "day": day.toordinal() - _EPOCH, "topic": topic, "v": version}
+    return {**row, "rejection": reason, "line": line}
+
+
+def _judged(line: bytes) -> tuple[str | None, int | None, Row]:
     """Why the line is no record, or None; its version; its fields."""
     try:
         parsed = _parse_any(line)
@@ -98,7 +184,7 @@ def _judged(line: bytes) -> tuple[str | None, int | None, dict[str, Any]]:
         return "unreadable", None, {}
     if not isinstance(parsed, dict):
         return "unreadable", None, {}
-    fields: dict[str, Any] = {}
+    fields: Row = {}
     is_sound = True
     for name, column in _FIELDS.items():
         value = parsed.get(name)
@@ -114,15 +200,17 @@ def _judged(line: bytes) -> tuple[str | None, int | None, dict[str, Any]]:
     needs = ("kind", *BASE, *REQUIRED.get(kind, ()))
     if not is_sound or any(fields.get(name) is None for name in needs):
         return "incomplete", version, fields
-    times = (fields.get(name) or 0 for name in _TIMES)
-    if version != VERSION or any(not 0 <= time <= TIME_US_MAX for time in times):
-        return "unreadable", version, fields
-    if not 1 <= fields["seq"] <= _SEQ_MAX:
+    if not _is_in_range(fields):
         return "unreadable", version, fields
     for name, of_kind in DEFAULTS.items():
         if fields.get(name) is None and kind in of_kind:
             fields[name] = of_kind[kind]
     return None, version, fields
+
+
+def _is_in_range(fields: Row) -> bool:
+    values = ((fields.get(name), limits) for name, limits in _RANGES.items())
+    return all(value is None or least <= value <= most for value, (least, most) in values)
 
 
 def _as(column: types.DataType, value: Any) -> Any:
@@ -138,74 +226,18 @@ def _as(column: types.DataType, value: Any) -> Any:
     return float(value)
 
 
-def field_of(record: Record, name: str) -> Any:
-    """A field, ``kind`` and ``topic`` among them; None if the record has none of this name."""
-    if name == "topic":
-        return TOPICS.get(field_of(record, "kind"), "events")
-    if isinstance(record, Odd):
-        return record.fields.get(name)
-    return _KIND_OF[type(record)] if name == "kind" else getattr(record, name, None)
+def _of_rows(rows: Sequence[Row], file: str) -> pa.RecordBatch:
+    names = {name for row in rows for name in row}
+    return _batch(len(rows), {name: [row.get(name) for row in rows] for name in names}, file)
 
 
-class Rows:
-    """Lines of one file as rows of ``bronze.typed``, those of one kind together, until they are ``taken``."""
-
-    def __init__(self, schema: pa.Schema, file: str) -> None:
-        self._schema, self._file = schema, file
-        self._known: defaultdict[type[Base], list[Base]] = defaultdict(list)
-        self._others: list[dict[str, Any]] = []
-        self.count = 0
-
-    def add(self, record: Record) -> None:
-        """A record."""
-        self.count += 1
-        if isinstance(record, Odd):
-            at_us = record.fields["at"]
-            time = {"time": at_us, "day": at_us // _DAY_US, "topic": field_of(record, "topic")}
-            self._others.append({**record.fields, **time})
-        else:
-            self._known[type(record)].append(record)
-
-    def reject(self, parsed: Rejected, pair: str, day: dt.date) -> None:
-        """An invalid line, of the file's ``pair`` and ``day``."""
-        self.count += 1
-        row = {"pair": pair, "day": day.toordinal() - _EPOCH, "topic": REJECTED, "v": parsed.version}
-        self._others.append({**row, "rejection": parsed.reason, "line": parsed.line})
-
-    def taken(self) -> Iterator[pa.RecordBatch]:
-        """The rows so far; they are forgotten."""
-        for struct, records in self._known.items():
-            yield self._batch(len(records), self._columns(struct, records))
-        if self._others:
-            names = {name for row in self._others for name in row}
-            columns = {name: [row.get(name) for row in self._others] for name in names}
-            yield self._batch(len(self._others), columns)
-        self._known.clear()
-        self._others, self.count = [], 0
-
-    def _columns(self, struct: type[Base], records: Sequence[Base]) -> dict[str, Any]:
-        columns: dict[str, Any] = {
-            name: list(map(attrgetter(name), records))
-            for name in struct.__struct_fields__
-            if name in self._schema.names
-        }
-        kind = _KIND_OF[struct]
-        at_us = pa.array(map(attrgetter("at"), records), pa.int64())
-        said = {"kind": kind, "topic": TOPICS.get(kind, "events")}
-        columns |= {name: pa.repeat(pa.scalar(word), len(records)) for name, word in said.items()}
-        return {**columns, "time": at_us, "day": pc.divide(at_us, _DAY_US)}
-
-    def _batch(self, count: int, columns: dict[str, Any]) -> pa.RecordBatch:
-        columns["file"] = pa.repeat(pa.scalar(self._file), count)
-        return pa.RecordBatch.from_arrays(
-            [
-                pa.nulls(count, field.type)
-                if field.name not in columns
-                else _array(columns[field.name], field.type)
-                for field in self._schema
-            ],
-            schema=self._schema,
-        )
+def _batch(count: int, columns: Mapping[str, Any], file: str) -> pa.RecordBatch:
+    columns = {**columns, "file": pa.repeat(pa.scalar(file), count)}
+    arrays = [
+        _array(columns[field.name], field.type) if field.name in columns else _nulls(count, field.type)
+        for field in ROWS
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=ROWS)
 
 
 def _array(values: Any, kind: pa.DataType) -> pa.Array:
@@ -214,3 +246,13 @@ def _array(values: Any, kind: pa.DataType) -> pa.Array:
     if pa.types.is_timestamp(kind):
         return pa.array(values, pa.int64()).cast(kind)
     return values if isinstance(values, pa.Array) else pa.array(values, kind)
+
+
+def _nulls(count: int, kind: pa.DataType) -> pa.Array:
+    """Most columns are null in most rows, and share one array."""
+    return _many_nulls(1 << count.bit_length(), kind).slice(0, count)
+
+
+@lru_cache(maxsize=64)
+def _many_nulls(count: int, kind: pa.DataType) -> pa.Array:
+    return pa.nulls(count, kind)

@@ -39,6 +39,14 @@ TIME_US_MAX = 4_102_444_800_000_000
 REJECTED = "rejected"
 """The topic of lines that are no records."""
 
+DISTINCT = (
+    "seq", "at", "mono", "time", "number", "accepted_at_us", "ended_at_us", "total_us", "queued_us",
+    "busy_us", "call_total_us",
+)  # fmt: skip
+"""Columns in which hardly a value comes twice. Parquet would look each of them up in a dictionary until it is
+too large, and then write them as they are.
+"""
+
 _TYPES: dict[object, DataType] = {
     int: LongType(),
     float: DoubleType(),
@@ -82,11 +90,6 @@ def _columns() -> dict[str, DataType]:
     return columns
 
 
-def _names_of(*kinds: str) -> set[str]:
-    """``kind`` and the fields of these kinds."""
-    return {"kind", *(field.encode_name for kind in kinds for field in msgspec.structs.fields(KINDS[kind]))}
-
-
 def kinds_of(*modules: types.ModuleType) -> tuple[str, ...]:
     """The kinds of record that these modules of ``bstar.records`` define."""
     names = {module.__name__ for module in modules}
@@ -112,9 +115,6 @@ def _defaults() -> dict[str, dict[str, int | float | bool | str]]:
 
 LINE = StructType([StructField(name, spark_type) for name, spark_type in _columns().items()])
 """Of one line: ``kind`` and the fields of all kinds, every one nullable."""
-
-COMMON = StructType([field for field in LINE.fields if field.name in _names_of(*TOPICS)])
-"""Of a line of one of the kinds in ``TOPICS``: a third of the fields."""
 
 REQUIRED = _required()
 """By kind: the fields without which a line is no record."""

@@ -2,10 +2,10 @@
 
     python -m bstar_pipeline.ship FOLDER
 
-packs bstar and what it needs, as installed here, into an archive that Spark unpacks on each node, and writes
-the program that spark-submit starts: ``bstar pipeline`` under another name, with the same commands. The batch
-job runs in the JVM, so its executors do not need it. Bulk calls and a driver in the cluster do. Some of it
-is compiled, so the nodes need the same version of Python and the same kind of machine as this one. It is
+packs bstar and what it needs, as installed here, into an archive that Spark unpacks on each node, and
+writes the program that spark-submit starts: ``bstar pipeline`` under another name, with the same commands.
+The batch job parses journals by it, bulk calls and a driver in the cluster need it, too. Some of it is
+compiled, so the nodes need the same version of Python and the same kind of machine as this one. It is
 without pyspark, because a cluster has its own, and without what only folders of this machine need.
 """
 

@@ -31,17 +31,11 @@ from bstar_pipeline import commits, engine
 from bstar_pipeline.commits import File, Folder, Manifest, Part, Snapshot, Store
 from bstar_pipeline.pair_rows import Row
 from bstar_pipeline.places import literal
-from bstar_pipeline.schema import table_schema
+from bstar_pipeline.schema import DISTINCT, table_schema
 from bstar_pipeline.tables import TABLES
 
 # Each open file buffers one.
 _ROW_GROUP_BYTES = 32 * 1024 * 1024
-# Columns in which hardly a value comes twice. Parquet would look each of them up in a dictionary until it is
-# too large, and then write them as they are.
-_DISTINCT = (
-    "seq", "at", "mono", "time", "number", "accepted_at_us", "ended_at_us", "total_us", "queued_us",
-    "busy_us", "call_total_us",
-)  # fmt: skip
 # The folders of a table's files are named after copies of its partition columns: those stay in the files.
 _OF_FOLDER = "of_"
 
@@ -127,7 +121,7 @@ class Writer:
         rows = frame.select("*", *copies).write.partitionBy(*(_OF_FOLDER + key for key in keys))
         if not engine.is_local(self.spark):
             rows = rows.option("parquet.block.size", _ROW_GROUP_BYTES).options(
-                **{f"parquet.enable.dictionary#{column}": "false" for column in _DISTINCT}
+                **{f"parquet.enable.dictionary#{column}": "false" for column in DISTINCT}
             )
         rows.parquet(f"{self.root}/{below}")
         files = []
