@@ -217,7 +217,7 @@ def test_requests_without_an_identity_are_not_taken_for_each_other(planted_root:
     assert [(row.node_records, row.answers) for row in rows] == [(1, 1), (1, 1)]
 
 
-def test_requests_of_nodes_are_the_same_whether_all_are_grouped_or_only_the_repeated_ones(
+def test_requests_of_nodes_are_the_same_whether_all_are_grouped_or_only_the_odd_ones(
     local: SparkSession,
 ) -> None:
     from bstar_pipeline import silver as module
@@ -226,11 +226,11 @@ def test_requests_of_nodes_are_the_same_whether_all_are_grouped_or_only_the_repe
 
     bronze = frame(local, _nodes())
     runs = frame_of(local, module.runs(module.facts(bronze)[0]), table_schema("silver.runs"))
-    again = module.repeated(bronze)
+    odd = module.odd(bronze)
     # c-moved, c-given-up and c-twice; what plain clients sent to two nodes are two requests.
-    assert again.count() == 3
+    assert odd.count() == 3
     order = ("client", "number", "node")
     grouped = module.requests(bronze, runs).orderBy(*order).collect()
-    partly = module.requests(bronze, runs, again).orderBy(*order).collect()
+    partly = module.requests(bronze, runs, odd).orderBy(*order).collect()
     assert len(grouped) == 13
     assert partly == grouped

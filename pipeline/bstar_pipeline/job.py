@@ -65,7 +65,7 @@ _BRONZE = ("bronze.records", "bronze.rejected", "bronze.files")
 # Between a listing and the opening files go every few minutes at most.
 _LISTINGS_MAX = 3
 # Every executor gets this many digests of requests.
-_REPEATED_MAX = 500_000
+_ODD_MAX = 500_000
 # Of two machines each whose clocks are compared.
 _LINKS_MAX = 10_000
 
@@ -598,22 +598,19 @@ def _services(job: _Job, records: DataFrame, slo: Objectives | None) -> dict[str
 
 
 def _requests(job: _Job, records: DataFrame, runs: DataFrame, clock_error_us: int) -> DataFrame:
-    """Write the table of requests, by the way that suits what there are records of."""
+    """Write the table of requests."""
     is_wanted = F.lit(True)
     if job.margin is not None:
         records = records.unionByName(job.margin)
         is_wanted = store.within(job.scope)
-    if job.topics & {"calls", "executions"}:
-        found = silver.requests(records, runs, clock_error_us=clock_error_us)
-        return job.write("silver.requests", found.where(is_wanted))
     job.tell("looking for requests with several records")
-    again = silver.repeated(records).persist()
+    odd = silver.odd(records).persist()
     try:
-        are_few = again.count() <= _REPEATED_MAX
-        found = silver.requests(records, runs, again if are_few else None)
+        few = odd if odd.count() <= _ODD_MAX else None
+        found = silver.requests(records, runs, few, clock_error_us)
         return job.write("silver.requests", found.where(is_wanted))
     finally:
-        again.unpersist()
+        odd.unpersist()
 
 
 def _durables(

@@ -1,15 +1,14 @@
 """Requests, each once, of what nodes, clients and workers recorded of them.
 
-The three kinds of record carry the request's identity, so they meet by one grouping over all of them: one
-shuffle. The rows are shuffled before they are grouped, because a partial grouping before the shuffle gains
-nothing.
-
-Without journals of clients and workers nearly every request has one record, at one node, and all that the
-grouping does is to move it. Then ``repeated`` finds the few that have more by grouping digests of identities,
-and only those are moved. Two identities of one digest are no harm: they are grouped, each by itself.
+The three kinds of record carry the request's identity. Nearly every request has one record of a node, and at
+most one of its client and one of a worker: those are joined, which takes a third of the time of a grouping.
+``odd`` finds the few others by grouping digests of identities; only those are grouped. Two identities of one
+digest are no harm: they are grouped, each by itself.
 
 A request of a plain Majordomo client has no identity that others know; its record stands for itself.
 """
+
+from collections.abc import Sequence
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the common name
@@ -33,29 +32,36 @@ _TOPICS = ("requests", "calls", "executions")
 
 
 def requests(
-    records: DataFrame, runs: DataFrame, again: DataFrame | None = None, clock_error_us: int = CLOCK_ERROR_US
+    records: DataFrame, runs: DataFrame, few: DataFrame | None = None, clock_error_us: int = CLOCK_ERROR_US
 ) -> DataFrame:
     """``silver.requests`` of bronze records and ``silver.runs``.
 
-    A request is of the day on which its last record was written; what a clock was ahead is taken off. With
-    ``again``, what ``repeated`` found of the same records, which are all of nodes then, and few of the
-    requests have more than one.
+    A request is of the day on which its last record was written; what a clock was ahead is taken off.
+    ``few``: what ``odd`` found of the same records, if that are few.
     """
+    columns, fields = _columns(clock_error_us), table_schema("silver.requests").fields
+    shape = [columns[field.name].cast(field.dataType).alias(field.name) for field in fields]
     rows = _rows(records, runs)
-    if again is None:
-        return _grouped(rows.repartition(*_KEY), clock_error_us)
-    few = F.broadcast(again)
-    alone = _shaped(rows.join(few, "digest", "left_anti"), _columns_of_one())
-    return alone.unionByName(_grouped(rows.join(few, "digest", "left_semi"), clock_error_us))
+    if few is None:
+        return _grouped(rows.repartition(*_KEY)).select(*shape)
+    few = F.broadcast(few)
+    alone = _joined(rows.join(few, "digest", "left_anti"))
+    return alone.select(*shape).unionByName(_grouped(rows.join(few, "digest", "left_semi")).select(*shape))
 
 
-def repeated(records: DataFrame) -> DataFrame:
-    """The requests with more than one record: ``digest``; of other requests, too, once in a very long while.
+def odd(records: DataFrame) -> DataFrame:
+    """The requests that cannot be ``_joined``: ``digest``; others, too, once in a very long while.
 
-    One small number for each record is sent to where it is counted.
+    Two small numbers for each record are sent to where they are counted.
     """
-    digests = records.where(F.col("topic").isin(*_TOPICS)).select(_digest().alias("digest"))
-    return digests.repartition("digest").groupBy("digest").count().where("count > 1").select("digest")
+    check = F.xxhash64("pair", "client", "number", _apart())
+    digests = records.where(F.col("topic").isin(*_TOPICS)).select(
+        _digest().alias("digest"), check.alias("check"), "topic"
+    )
+    counts = (F.count_if(F.col("topic") == topic).alias(topic) for topic in _TOPICS)
+    of_one = digests.repartition("digest").groupBy("digest")
+    found = of_one.agg(*counts, F.min("check").alias("low"), F.max("check").alias("high"))
+    return found.where("requests <> 1 OR calls > 1 OR executions > 1 OR low <> high").select("digest")
 
 
 def _digest() -> Column:
@@ -88,7 +94,47 @@ def _rows(records: DataFrame, runs: DataFrame) -> DataFrame:
     )
 
 
-def _grouped(rows: DataFrame, clock_error_us: int) -> DataFrame:
+def _joined(rows: DataFrame) -> DataFrame:
+    """Requests of one record of a node each, and at most one of a client and of a worker."""
+    fields_of = (("pair", "client", "number", *_NODE, "deliveries"), _CALL, (*_RUN, "busy_us", "reply_crc"))
+    node, call, run = (
+        rows.where(F.col("topic") == topic).select(
+            "digest", *(F.col(name).alias(f"{prefix}_{name}") for name in (*fields, *_SHARED))
+        )
+        for topic, prefix, fields in zip(_TOPICS, "ncx", fields_of, strict=True)
+    )
+
+    def of(prefix: str, fields: Sequence[str]) -> Column:
+        return F.struct(*(F.col(f"{prefix}_{name}").alias(name) for name in fields))
+
+    outcome, nothing = F.col("n_outcome"), F.lit(None).cast("bigint")
+    has_call, has_run = (F.col(f"{prefix}_end_us").isNotNull() for prefix in "cx")
+    is_late = outcome == "late"
+    columns = {
+        **{name: F.col(f"n_{name}") for name in ("pair", "client", "number")},
+        "n": of("n", _NODE),
+        "c": of("c", _CALL),
+        "x": of("x", _RUN),
+        "day": F.greatest("n_day", "c_day", "x_day"),
+        "node_began_us": F.col("n_end_us") - F.col("n_total_us"),
+        "run_began_us": F.col("x_end_us") - F.col("x_busy_us"),
+        "node_records": F.lit(1),
+        "answers": outcome.isin(*FINISHED).cast("int"),
+        "returned": (outcome == "returned").cast("int"),
+        "deliveries": F.when(~is_late, F.col("n_deliveries")).cast("int"),
+        "executions": has_run.cast("int"),
+        "unmarked": has_run.cast("int"),
+        **dict.fromkeys(_MARKS, nothing),
+        "calls": has_call.cast("int"),
+        "is_repeated": F.greatest(*(F.coalesce(f"{prefix}_is_repeated", F.lit(False)) for prefix in "ncx")),
+        "weight": F.greatest("n_weight", "c_weight", "x_weight"),
+        "execution_crcs": F.filter(F.array("x_reply_crc"), lambda crc: crc.isNotNull()),
+    }
+    joined = node.join(call, "digest", "left").join(run, "digest", "left")
+    return joined.select(*(column.alias(name) for name, column in columns.items()))
+
+
+def _grouped(rows: DataFrame) -> DataFrame:
     """Requests of any number of records each."""
     is_node, is_call, is_run = (F.col("topic") == topic for topic in _TOPICS)
     took_us = F.when(is_run, F.col("busy_us")).otherwise(F.col("total_us"))
@@ -102,7 +148,7 @@ def _grouped(rows: DataFrame, clock_error_us: int) -> DataFrame:
     run = F.when(is_run, F.struct((-F.col("end_us")).alias("rank"), *_RUN))
     unmarked = F.when(is_run & ~F.col("is_repeated"), began_us)
     marked = F.when(is_run & F.col("is_repeated"), F.col("end_us"))
-    found = rows.groupBy(*_KEY).agg(
+    return rows.groupBy(*_KEY).agg(
         F.max("day").alias("day"),
         F.max(node).alias("n"),
         F.max(call).alias("c"),
@@ -127,12 +173,6 @@ def _grouped(rows: DataFrame, clock_error_us: int) -> DataFrame:
         F.max("weight").alias("weight"),
         F.array_sort(F.collect_set(F.when(is_run, F.col("reply_crc")))).alias("execution_crcs"),
     )
-    return _shaped(found, _columns(clock_error_us))
-
-
-def _shaped(frame: DataFrame, columns: dict[str, Column]) -> DataFrame:
-    fields = table_schema("silver.requests").fields
-    return frame.select(*(columns[field.name].cast(field.dataType).alias(field.name) for field in fields))
 
 
 _NODE = (
@@ -144,6 +184,9 @@ _CALL = (
     "bytes_out", "reply_crc",
 )  # fmt: skip
 _RUN = ("service", "epoch", "bytes_in", "bytes_out", "end_us")
+# What the row of a request needs of a record of any kind, and what tells marked runs from others.
+_SHARED = ("day", "is_repeated", "weight")
+_MARKS = ("last_unmarked_us", "unmarked_offset_us", "first_marked_us", "marked_offset_us")
 _CARRIED = (
     "service", "sender", "worker", "outcome", "epoch", "total_us", "queued_us", "busy_us", "deliveries",
     "is_repeated", "bytes_in", "bytes_out", "weight", "attempts", "busy", "is_idempotent", "reply_crc",
@@ -221,31 +264,4 @@ def _columns(clock_error_us: int) -> dict[str, Column]:
         "weight": F.col("weight"),
         "day": F.col("day"),
         "pair": F.col("pair"),
-    }
-
-
-def _columns_of_one() -> dict[str, Column]:
-    """The columns of a request of which there is nothing but one record of a node."""
-    is_answer = F.col("outcome").isin(*FINISHED)
-    names = (
-        "client", "number", "service", "sender", "node", "worker", "outcome", "epoch", "total_us",
-        "queued_us", "busy_us", "deliveries", "bytes_in", "bytes_out", "weight", "day", "pair",
-    )  # fmt: skip
-    nothing = ("call_outcome", "call_total_us", "attempts", "busy", "is_idempotent", "reply_crc")
-    return {
-        **{name: F.col(name) for name in names},
-        **{name: F.lit(None) for name in nothing},
-        "evidence": F.lit(1),
-        "accepted_at_us": F.col("end_us") - F.col("total_us"),
-        "asked_at_us": F.col("end_us") - F.col("total_us"),
-        "asked_by": F.lit("node"),
-        "ended_at_us": F.col("end_us"),
-        "is_repeated": F.coalesce("is_repeated", F.lit(False)),
-        "node_records": F.lit(1),
-        "answers": F.when(is_answer, 1).otherwise(0),
-        "returned": F.when(F.col("outcome") == "returned", 1).otherwise(0),
-        "executions": F.lit(0),
-        "unmarked": F.lit(0),
-        "calls": F.lit(0),
-        "execution_crcs": F.array(),
     }
