@@ -1,6 +1,7 @@
 """The links of a client or worker: a descriptor tells of a change once, so nothing may be left unread."""
 
 import contextlib
+import errno
 import itertools
 import math
 import socket
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
+from bstar.errors import ConfigurationError
 from bstar_client.arguments.settings import LinkSettings
 from bstar_client.links.links import AnyPoll, Links, timeout_ms
 from bstar_client.links.wakeup import WakeUp
@@ -279,3 +281,19 @@ def test_a_system_without_epoll(server: zmq.Socket[bytes], monkeypatch: pytest.M
         assert take(links, 1) == [[b"answer %d" % number]]
     assert links.fd >= 0
     links.end()
+
+
+def test_a_link_without_a_socket_for_its_monitor_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error held the first socket, so the context never ended, nor did the client's construction."""
+
+    def full(*_: object) -> None:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    monkeypatch.setattr(zmq.Socket, "get_monitor_socket", full)
+    links = Links(("tcp://127.0.0.1:1",), LinkSettings(), None)
+    with pytest.raises(ConfigurationError, match="Too many open files") as caught:
+        links.open_all()
+    ending = threading.Thread(target=links.end, daemon=True)
+    ending.start()
+    ending.join(LIMIT_S)
+    assert not ending.is_alive(), caught.value

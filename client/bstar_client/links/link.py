@@ -79,25 +79,25 @@ class Link:
         self._connector: Connector | None = None
 
     def open(self) -> None:
-        """Make a new socket and start connecting; ZMQError if the endpoint is invalid."""
+        """Make a new socket and start connecting; ZMQError for an invalid endpoint, or if none is left."""
         assert self.socket is None, "the link is open already"
         settings = self._settings
-        socket = self._new_socket()
-        socket.setsockopt(zmq.IMMEDIATE, self._is_immediate)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, settings.heartbeat_ms)
-        socket.setsockopt(zmq.SNDHWM, settings.high_water_mark)
-        socket.setsockopt(zmq.RCVHWM, settings.high_water_mark)
-        socket.setsockopt(zmq.MAXMSGSIZE, settings.message_bytes_max)
-        self.monitor = socket.get_monitor_socket(_EVENTS)
-        self.monitor.linger = 0
-        self.socket = socket
-        # The keys of the nodes probably stand in the order of their endpoints.
-        self._connector = Connector(
-            socket, self.endpoint, settings.security, self._index, on_connect=lambda: self._name(socket)
-        )
+        self.socket = socket = self._new_socket()
         try:
+            socket.setsockopt(zmq.IMMEDIATE, self._is_immediate)
+            socket.setsockopt(zmq.HEARTBEAT_IVL, settings.heartbeat_ms)
+            socket.setsockopt(zmq.SNDHWM, settings.high_water_mark)
+            socket.setsockopt(zmq.RCVHWM, settings.high_water_mark)
+            socket.setsockopt(zmq.MAXMSGSIZE, settings.message_bytes_max)
+            self.monitor = socket.get_monitor_socket(_EVENTS)
+            self.monitor.linger = 0
+            # The keys of the nodes probably stand in the order of their endpoints.
+            self._connector = Connector(
+                socket, self.endpoint, settings.security, self._index, on_connect=lambda: self._name(socket)
+            )
             self.connect()
         except zmq.ZMQError:
+            # The error may outlive this call. A socket that it holds would keep the context from ending.
             self.close()
             raise
 
