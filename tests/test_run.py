@@ -8,7 +8,9 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Container, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -122,6 +124,61 @@ def test_a_process_is_replaced_after_so_many_requests_and_none_is_lost(pair: Pai
         before = serving(client, 2)
         serving(client, 2, without=before)
         wait_gone(before)
+
+
+LEAK = """
+held = []
+
+
+@app.service("leak", threads=2, credit=16)
+def leak(request: Request) -> bytes:
+    if len(held) < 100:
+        held.append(b"x" * (1 << 20))
+    return request.body
+"""
+
+
+@pytest.mark.skipif(
+    not Path(f"/proc/self/task/{os.getpid()}/children").exists(), reason="no list of children"
+)
+@pytest.mark.parametrize(
+    "limit", [("--requests-max", "500"), ("--memory-max", "90M")], ids=lambda each: each[0]
+)
+def test_under_load_processes_over_a_limit_are_replaced_one_at_a_time_and_nothing_is_lost(
+    pair: Pair, tmp_path: Path, limit: tuple[str, str]
+) -> None:
+    write(tmp_path, pair)
+    with (tmp_path / "shop.py").open("a") as shop:
+        shop.write(LEAK)
+    bodies = [b"%d" % number for number in range(200)]
+    most = 0
+    with (
+        running(tmp_path, "--processes", "2", *limit) as process,
+        HAClient(pair.endpoints, timeout=LIMIT_S) as client,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        serving(client, 2)
+        first = set(children.read_text().split())
+        is_over = threading.Event()
+
+        def load() -> None:
+            while not is_over.is_set():
+                assert [reply.body for reply in client.map("leak", bodies, window=50)] == bodies
+
+        def are_replaced() -> bool:
+            nonlocal most
+            now = children.read_text().split()
+            most = max(most, len(now))
+            return first.isdisjoint(now) or loading.done()
+
+        loading = threads.submit(load)
+        try:
+            wait_until(are_replaced, "both are replaced", limit_s=3 * LIMIT_S)
+        finally:
+            is_over.set()
+        loading.result(LIMIT_S)
+        assert most == 3
 
 
 def logged(folder: Path, *words: str) -> None:
