@@ -2,8 +2,9 @@
 
     uvicorn api:api
 
-The header ``Request-Timeout`` says how many seconds its caller waits; the call has the same deadline. On
-SIGTERM uvicorn finishes the requests that it has, and then the lifespan closes the client.
+The header ``Request-Timeout`` says how many seconds its caller waits; the call has the same deadline. The
+caller's trace goes on in the call. On SIGTERM uvicorn finishes the requests that it has, and then the
+lifespan closes the client.
 """
 
 import math
@@ -13,8 +14,11 @@ from typing import Annotated
 
 from fastapi import Depends, FastAPI, Header, Request
 from fastapi.responses import JSONResponse
+from opentelemetry.context import attach, detach
+from opentelemetry.propagate import extract
 
 from bstar_client import AsyncHAClient, BusyError, CallError, DeclinedError, HandlerError, RejectedError
+from bstar_client.tracing import instrument
 from parcels import Label, Parcel, Quote
 
 # What the service declines; its other codes are conflicts.
@@ -25,6 +29,7 @@ STATUSES = {"bad-body": 422, "no-such-country": 404}
 async def lifespan(served: FastAPI) -> AsyncGenerator[None, None]:
     """One client for the whole process."""
     async with AsyncHAClient() as client:
+        instrument(client)
         served.state.client = client
         yield
 
@@ -38,18 +43,27 @@ async def client_of(request: Request) -> AsyncHAClient:
     return client
 
 
+async def follow_trace(request: Request) -> AsyncGenerator[None, None]:
+    """The call's span is a child of the caller's (W3C trace context)."""
+    token = attach(extract(request.headers))
+    try:
+        yield
+    finally:
+        detach(token)
+
+
 Client = Annotated[AsyncHAClient, Depends(client_of)]
 Patience = Annotated[float, Header(alias="Request-Timeout", gt=0, le=30)]
 Key = Annotated[str, Header(alias="Idempotency-Key", min_length=1, max_length=200)]
 
 
-@api.post("/quotes")
+@api.post("/quotes", dependencies=[Depends(follow_trace)])
 async def quotes(parcel: Parcel, client: Client, patience: Patience = 5.0) -> Quote:
     """What a parcel costs."""
     return await client.request("parcel.quote", parcel, reply=Quote, timeout=patience)
 
 
-@api.post("/labels")
+@api.post("/labels", dependencies=[Depends(follow_trace)])
 async def labels(parcel: Parcel, client: Client, key: Key, patience: Patience = 5.0) -> Label:
     """A label. After a 503 or 504, ask again with the same Idempotency-Key: it is the same label."""
     return await client.request("parcel.label", parcel, reply=Label, timeout=patience, key=key)

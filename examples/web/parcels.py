@@ -11,6 +11,7 @@ import os
 from pydantic import BaseModel, Field
 
 from bstar_client import App, Declined, Request
+from bstar_client.tracing import SpanHooks
 
 # Cents for a parcel and for each kilogram that it has begun.
 TARIFFS = {"CH": (700, 90), "NO": (1_900, 310)}
@@ -40,7 +41,7 @@ class Label(BaseModel):
     cents: int
 
 
-@app.service("parcel.quote")
+@app.service("parcel.quote", hooks=SpanHooks())
 async def quote(parcel: Parcel) -> Quote:
     """The price."""
     if parcel.country not in TARIFFS:
@@ -49,7 +50,7 @@ async def quote(parcel: Parcel) -> Quote:
     return Quote(cents=base + each * -(-parcel.grams // 1_000))
 
 
-@app.service("parcel.label")
+@app.service("parcel.label", hooks=SpanHooks())
 async def label(parcel: Parcel, request: Request) -> Label:
     """A label. Its number follows from the request's identity: a repetition prints the same label."""
     price = await quote(parcel)

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
@@ -12,17 +12,24 @@ import httpx
 import pytest
 
 from api import api
+from bstar_client import App, Request
+from bstar_client.tracing import instrument
 from bstar_testing import FakePair, fake, pair, wait_until
 from parcels import app
 
 PARCEL = {"country": "NO", "grams": 1_200}
 LABEL = {"Idempotency-Key": "parcel 1"}
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+Handler = Callable[[Request], Awaitable[bytes]]
 
 
 @asynccontextmanager
-async def serving() -> AsyncGenerator[tuple[FakePair, httpx.AsyncClient], None]:
+async def serving(
+    services: App | Mapping[str, Handler] = app,
+) -> AsyncGenerator[tuple[FakePair, httpx.AsyncClient], None]:
     """The API in this process, in front of a pair in memory."""
-    office = fake(app)
+    office = fake(services)
     transport = httpx.ASGITransport(api)
     async with office as client, httpx.AsyncClient(transport=transport, base_url="http://api") as http:
         api.state.client = client
@@ -101,6 +108,24 @@ def test_one_key_is_for_one_body() -> None:
         assert sorted(answer.status_code for answer in answers) == [200, 400]
 
     in_memory(check)
+
+
+def test_the_trace_of_the_caller_reaches_the_service() -> None:
+    seen: list[str] = []
+
+    async def quote(request: Request) -> bytes:
+        seen.append(request.headers["traceparent"])
+        return b'{"cents": 1}'
+
+    async def run() -> None:
+        async with serving({"parcel.quote": quote}) as (_, http):
+            instrument(api.state.client)
+            headers = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
+            assert (await http.post("/quotes", json=PARCEL, headers=headers)).status_code == 200
+
+    asyncio.run(run())
+    [parent] = seen
+    assert parent.startswith(f"00-{TRACE}-")
 
 
 @pytest.mark.loopback
