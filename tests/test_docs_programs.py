@@ -63,6 +63,22 @@ def run(folder: Path, name: str, given: str = "") -> list[str]:
     return done.stdout.splitlines()
 
 
+def shell(folder: Path, *typed: str) -> str:
+    """What these lines print in a terminal that has the command."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-ec", "".join(typed)],
+        cwd=folder,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @contextmanager
 def running(folder: Path, *command: str) -> Iterator[None]:
     process = subprocess.Popen([sys.executable, *command], cwd=folder)
@@ -196,6 +212,7 @@ def test_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             priced, declined, misfit, later = run(tmp_path, "ask.py")
             assert (priced, declined, later) == ("2500", "no-such-sku [7, 8]", "Price(cents=990)")
             assert misfit.startswith("bad-body: ")
+            assert shell(tmp_path, *blocks("tutorial.md", "sh")).endswith('{"cents":1250}')
             with subprocess.Popen(
                 [sys.executable, "loop.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
             ) as loop:
