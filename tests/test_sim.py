@@ -29,6 +29,7 @@ from sim.faults import Fault, Kind, Mood
 from sim.run import Outcome, Simulation, play, shrink
 from sim.setup import Setup, calm_setup_of, setup_of
 from sim.worker import SimWorker
+from sim.world import Process, World
 
 pytestmark = pytest.mark.storm
 
@@ -865,3 +866,26 @@ def test_a_worker_takes_note_of_epochs_from_the_octets_that_reach_it() -> None:
     simulation = pair()
     workers = native_workers(simulation)
     assert [worker.epoch_seen for worker in workers] == [worker.core.epoch for worker in workers] == [1, 1]
+
+
+def test_what_waits_for_a_frozen_process_waits_again_if_it_freezes_at_once() -> None:
+    """It was a turn of a node in the middle of a pause, which hid the pause from the node."""
+
+    class Asleep(Process):
+        def catch_up(self) -> None:
+            self.freeze()
+
+    world = World(1)
+    process, done = Asleep(world, "one"), list[float]()
+    process.boot()
+    process.freeze()
+    process.when_it_goes_on(lambda: done.append(world.now))
+    process.thaw()
+    world.run_until(1.0)
+    assert process.is_frozen
+    assert not done
+    process.catch_up = lambda: None  # type: ignore[method-assign]
+    process.deadline = lambda: None  # type: ignore[method-assign]
+    process.thaw()
+    world.run_until(2.0)
+    assert done == [1.0]

@@ -182,7 +182,8 @@ class Process:
         """What its frozen threads kept waiting goes on."""
         waiting, self._waiting = self._waiting, []
         for action in waiting:
-            self.world.after(0.0, action)
+            # It may be frozen again by then.
+            self.world.after(0.0, partial(self.when_it_goes_on, action))
 
     def catch_up(self) -> None:
         """Serve what has waited."""
