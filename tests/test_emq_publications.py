@@ -77,7 +77,8 @@ def test_peers_of_other_dialects_publish_by_a_request(stage: EmqStage) -> None:
 
     assert ask(1, *NEWS).body == [result(True)]
     assert stage.published() == [NEWS]
-    for number, body in enumerate(([b"one"], [b"1", b"2", b"3"], [b"news", b"\xff"]), start=2):
+    large = [b"news", b"a" * (emq.PUBLICATION_BYTES_MAX - 3)]
+    for number, body in enumerate(([b"one"], [b"1", b"2", b"3"], [b"news", b"\xff"], large), start=2):
         refused = ask(number, *body)
         assert (refused.command, refused.value) == (native.ERROR, ErrorCode.INVALID)
     assert stage.published() == [NEWS]

@@ -112,6 +112,8 @@ MSGID_BYTES_MAX = 255
 FRAMES_MAX = 16
 # A job manager names few queues, and the router keeps a table of them.
 QUEUES_MAX = 1_000
+# A subscriber that does not read holds a thousand of them in the memory of its node.
+PUBLICATION_BYTES_MAX = 64 << 10
 _CRON_BYTES_MAX = 256
 
 
@@ -183,6 +185,13 @@ def publication(body: Sequence[bytes]) -> Frames:
     if len(body) != 2:
         raise RemoteProtocolError(
             "frames", f"a publication has two frames, topic and message, this one {len(body)}"
+        )
+    size = sum(map(len, body))
+    if size > PUBLICATION_BYTES_MAX:
+        raise RemoteProtocolError(
+            "size",
+            f"a publication has at most {PUBLICATION_BYTES_MAX:,} bytes, this one {size:,}: publish where "
+            "the rest is to be found",
         )
     for frame in body:
         _text(frame)
