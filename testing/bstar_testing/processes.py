@@ -135,8 +135,11 @@ class Process:
     @property
     def children(self) -> list[int]:
         """The processes that it has started and that run."""
-        tasks = Path(f"/proc/{self.pid}/task").iterdir()
-        return [int(child) for task in tasks for child in (task / "children").read_text("ascii").split()]
+        found: list[int] = []
+        for task in Path(f"/proc/{self.pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread may end meanwhile
+                found += map(int, (task / "children").read_text("ascii").split())
+        return found
 
     def wait_until(self, happened: Callable[[], object], what: str, *, limit_s: float = LIMIT_S) -> float:
         """Wait for something about this process; an error at once if it ends before.
