@@ -11,12 +11,12 @@ from pathlib import Path
 from bstar_pipeline.commits import NOTHING, Folder, Snapshot, current, folder_named
 from bstar_pipeline.tables import TABLES
 
-# 250,000 records of 261 MB take 0.84 GB of memory; more than this would take above 1 GB.
+# 920,000 records, packed 37 MB, take 1.5 GB of memory; more than this would take above 1 GB.
 _JOURNALS_MAX = 300 << 20
 _TABLES_MAX = 4 << 30
 # A job takes four times as much memory as there are journals.
 _MEMORY_SHARE = 6
-_LITTLE = 100 << 20
+_LITTLE, _MEDIUM = 100 << 20, 2 << 30
 # How many times as long journals become when they are unpacked.
 _PACKED = 15
 # A container's limit, of cgroups version 2 and 1; "max" or a huge number without a limit.
@@ -30,6 +30,11 @@ JVM = (
 )
 """How Java runs a driver that is started here. It optimizes what is called ten times as often as it asks for
 by itself: of a job of 314,000 records its compilers took 60 of 147 CPU seconds, and take 37 of 103 so.
+"""
+
+MEDIUM_JVM = f"{_UNVERIFIED} -XX:TieredStopAtLevel=1"
+"""Without the optimizing compiler: a job of 920,000 records takes 130 CPU seconds, and 164 with it; of
+3,040,000 records 209 and 222.
 """
 
 SMALL_JVM = f"{_UNVERIFIED} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -69,6 +74,11 @@ class Amount:
     def is_little(self) -> bool:
         """Whether a job of Spark is over before compiled code pays."""
         return self.size_bytes <= _LITTLE
+
+    @property
+    def jvm(self) -> str:
+        """How Java runs a driver that is started here."""
+        return SMALL_JVM if self.is_little else MEDIUM_JVM if self.size_bytes <= _MEDIUM else JVM
 
 
 def of_journals(inputs: Sequence[str], root: str) -> Amount | None:

@@ -49,6 +49,7 @@ def session(
     remote: str | None = None,
     settings: Mapping[str, str] | None = None,
     is_small: bool = False,
+    jvm: str | None = None,
 ) -> Iterator[SparkSession]:
     """As ``open_session`` for the time of the block; a session that there was already is used, and stays.
 
@@ -64,8 +65,9 @@ def session(
             return
         chosen = _settings(master, remote)
         with _without_noise():
+            every = {**chosen, **(settings or {})}
             spark = open_session(
-                app, master=master, remote=remote, settings={**chosen, **(settings or {})}, is_small=is_small
+                app, master=master, remote=remote, settings=every, is_small=is_small, jvm=jvm
             )
         try:
             yield spark

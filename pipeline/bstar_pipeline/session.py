@@ -100,6 +100,7 @@ def open_session(
     remote: str | None = None,
     settings: Mapping[str, str] | None = None,
     is_small: bool = False,
+    jvm: str | None = None,
 ) -> SparkSession:
     """A session, the one there is already if there is one.
 
@@ -110,7 +111,8 @@ def open_session(
     ``master`` as spark-submit takes it ("local[4]", "spark://host:7077", "yarn"); None: what spark-submit or
     the configuration says, else all cores of this machine. ``remote``: a Spark Connect address ("sc://host",
     or "local[2]", which starts a server of its own). ``settings`` override everything. ``is_small``: there is
-    little to read. SPARK_SUBMIT_OPTS or ``spark.driver.extraJavaOptions`` say otherwise about the JVM.
+    little to read. ``jvm``: how Java runs a driver that is started here; SPARK_SUBMIT_OPTS or
+    ``spark.driver.extraJavaOptions`` say otherwise.
     """
     builder = SparkSession.builder.appName(app)
     if remote is not None:
@@ -125,7 +127,7 @@ def open_session(
         os.environ.setdefault("SPARK_DRIVER_MEMORY", f"{_driver_memory() >> 20}m")
         # With two collectors chosen Java does not start.
         if _JAVA_OPTIONS not in (settings or {}):
-            os.environ.setdefault("SPARK_SUBMIT_OPTS", SMALL_JVM if is_small else JVM)
+            os.environ.setdefault("SPARK_SUBMIT_OPTS", jvm or (SMALL_JVM if is_small else JVM))
     if master is not None:
         builder = builder.master(master)
     for key, value in {**_defaults(master, remote, is_small), **(settings or {})}.items():

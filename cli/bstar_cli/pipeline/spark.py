@@ -103,6 +103,7 @@ class SparkOptions:
                     remote=self.remote,
                     settings=settings,
                     is_small=found is not None and found.is_little,
+                    jvm=None if found is None else found.jvm,
                 )
             else:
                 opened = local_session(name)
