@@ -17,6 +17,7 @@ settings.load_profile("patient")
 
 pytest_plugins = [
     "support.broker_fixtures",
+    "support.client_desk",
     "support.planted_root",
     "support.schedule",
     "support.spark_fixtures",

@@ -16,7 +16,7 @@ from bstar_broker.core.records import peer_label
 from bstar_client import CallFailed, HAClient, Reply, Request
 from bstar_client.core.calls import Call
 from bstar_testing import fake
-from support.client_desk import ACTIVE, PASSIVE, status
+from support.client_desk import ACTIVE, PASSIVE
 from support.client_desk import Desk as ClientDesk
 from support.desk import Desk, heard, ident, sent
 from support.house import House, command
@@ -411,19 +411,10 @@ def asked(desk: ClientDesk, node: int) -> list[native.Message]:
     return [each for to, each in desk.sent if to == node and each.command == native.DIRECTED]
 
 
-@pytest.fixture
-def served() -> ClientDesk:
-    desk = ClientDesk()
-    desk.connect(0, status(ACTIVE, peer=PASSIVE))
-    desk.connect(1, status(PASSIVE, peer=ACTIVE, retry_after_ms=1000))
-    return desk
-
-
 @pytest.mark.requirement("BSN-C-18")
 def test_a_repetition_at_the_other_node_names_the_same_worker(served: ClientDesk) -> None:
     call = directed(served)
-    served.disconnect(0)
-    served.pong(1, status(ACTIVE, epoch=2))
+    served.fail_over()
     (first,), (second,) = asked(served, 0), asked(served, 1)
     assert first.body == second.body == [b"name", b"x"]
     assert (first.flags & native.FLAG_REDELIVERED, second.flags & native.FLAG_REDELIVERED) == (0, 1)

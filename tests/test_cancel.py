@@ -19,7 +19,7 @@ from bstar_client import AsyncHAClient, AsyncWorker, HAClient, Request, Worker, 
 from bstar_client.core.worker.jobs import WorkerLimits
 from bstar_client.core.worker.outputs import Begin, Cancel
 from bstar_testing import Pair, wait_until
-from support.client_desk import ACTIVE, PASSIVE, status
+from support.client_desk import ACTIVE, PASSIVE
 from support.client_desk import Desk as ClientDesk
 from support.desk import Desk, heard, ident
 from support.waiting import LIMIT_S
@@ -30,14 +30,6 @@ from test_worker_core import ONE, TWO, Bench
 
 def cancels(desk: ClientDesk) -> list[tuple[int, bytes]]:
     return [(node, message.identity) for node, message in desk.sent if message.command == native.CANCEL]
-
-
-@pytest.fixture
-def served() -> ClientDesk:
-    desk = ClientDesk()
-    desk.connect(0, status(ACTIVE, peer=PASSIVE))
-    desk.connect(1, status(PASSIVE, peer=ACTIVE, retry_after_ms=1000))
-    return desk
 
 
 @pytest.mark.requirement("BSN-C-15")

@@ -8,16 +8,7 @@ from bstar.errors import CallTimeoutError, OutcomeUnknownError
 from bstar.wire import native
 from bstar.wire.messages import ErrorCode
 from bstar_client.core.calls import Call
-from support.client_desk import ACTIVE, PASSIVE, Desk, status
-
-
-@pytest.fixture
-def served() -> Desk:
-    """The primary is active, the backup passive, both connected."""
-    desk = Desk()
-    desk.connect(0, status(ACTIVE, peer=PASSIVE))
-    desk.connect(1, status(PASSIVE, peer=ACTIVE, retry_after_ms=1000))
-    return desk
+from support.client_desk import ACTIVE, Desk, status
 
 
 def sent_to(desk: Desk, node: int) -> list[native.Message]:
@@ -46,8 +37,7 @@ def test_a_repetition_has_the_time_that_is_left(served: Desk, count: int) -> Non
     served.wait(0.5)
     served.pong(0, status(ACTIVE))
     served.wait(0.5)
-    served.disconnect(0)
-    served.pong(1, status(ACTIVE, epoch=2))
+    served.fail_over()
     # All but the quarter of a second that an answer about its end may take.
     assert [message.value for message in sent_to(served, 0)] == [9750] * count
     assert [message.value for message in sent_to(served, 1)] == [8750] * count

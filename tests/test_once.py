@@ -292,15 +292,6 @@ def test_a_stream_with_the_same_key_makes_it_a_stream() -> None:
 # --- the client ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def served() -> client_desk.Desk:
-    """The primary is active, the backup passive, both connected."""
-    desk = client_desk.Desk()
-    desk.connect(0, status(ACTIVE, peer=PASSIVE))
-    desk.connect(1, status(PASSIVE, peer=ACTIVE, retry_after_ms=1000))
-    return desk
-
-
 def flags(desk: client_desk.Desk) -> list[tuple[int, int]]:
     """(node, flags) of every REQUEST sent so far."""
     return [(to, message.flags) for to, message in desk.sent if message.command == native.REQUEST]

@@ -79,6 +79,11 @@ class Desk:
     def disconnect(self, node: int) -> None:
         self.take(self.session.disconnected(node, self.now))
 
+    def fail_over(self) -> None:
+        """The primary is lost, and the backup serves in epoch 2."""
+        self.disconnect(0)
+        self.pong(1, status(ACTIVE, epoch=2))
+
     def hear(self, node: int, frames: list[bytes]) -> None:
         self.take(self.session.receive(node, frames[1:], self.now))
 
@@ -127,6 +132,15 @@ class Desk:
     def error_of(self, call: Call) -> BstarError:
         [error] = [error for failed, error in self.errors if failed is call]
         return error
+
+
+@pytest.fixture
+def served() -> Desk:
+    """The primary is active, the backup passive, both connected."""
+    desk = Desk()
+    desk.connect(0, status(ACTIVE, peer=PASSIVE))
+    desk.connect(1, status(PASSIVE, peer=ACTIVE, retry_after_ms=1000))
+    return desk
 
 
 def read_all(frames: list[bytes]) -> list[native.Message]:
