@@ -23,7 +23,7 @@ def bench() -> Bench:
 @pytest.mark.requirement("MDP1-W-02")
 @pytest.mark.requirement("MDP2-W-02")
 def test_ready_is_the_first_thing_on_a_new_connection_and_names_one_service(bench: Bench) -> None:
-    assert bench.sent() == [READY]
+    assert bench.frames() == [READY]
 
 
 @pytest.mark.requirement("MDP1-W-03")
@@ -33,7 +33,7 @@ def test_ready_is_sent_once_on_a_connection(bench: Bench) -> None:
         bench.wait(0.5)
         bench.hear(*HEARTBEAT)
         bench.take(bench.core.finished(bench.request(), [b"done"], bench.now))
-    assert bench.sent().count(READY) == 1
+    assert bench.frames().count(READY) == 1
 
 
 @pytest.mark.requirement("MDP1-W-04")
@@ -52,8 +52,8 @@ def test_each_broker_has_a_session_of_its_own() -> None:
     bench.connect(1)
     job = bench.request()
     bench.take(bench.core.finished(job, [b"done"], bench.now))
-    assert len(bench.sent(0)) == 2
-    assert bench.sent(1) == [READY]
+    assert len(bench.frames(0)) == 2
+    assert bench.frames(1) == [READY]
 
 
 @pytest.mark.requirement("MDP1-W-06")
@@ -62,14 +62,14 @@ def test_on_disconnect_it_says_nothing_more_closes_and_comes_back_on_a_new_socke
     bench.request()
     bench.hear(*DISCONNECT)
     assert bench.log[-1:] == [Close(0)]
-    said = len(bench.sent())
+    said = len(bench.frames())
     bench.wait(0.09)
     assert Open(0) not in bench.log
     bench.wait(0.1)
     assert bench.log[-1:] == [Open(0)]
-    assert len(bench.sent()) == said
+    assert len(bench.frames()) == said
     bench.connect()
-    assert bench.sent()[-1] == READY
+    assert bench.frames()[-1] == READY
 
 
 @pytest.mark.requirement("MDP2-W-07")
@@ -81,12 +81,12 @@ def test_any_number_of_partials_and_then_exactly_one_final(bench: Bench, count: 
     bench.take(bench.core.finished(job, [b"done"], bench.now))
     bench.take(bench.core.finished(job, [b"again"], bench.now))
     partial, final = [b"MDPW02", b"\x03", ADDRESS, b"", b"part"], [b"MDPW02", b"\x04", ADDRESS, b"", b"done"]
-    assert bench.sent() == [READY, *[partial] * count, final]
+    assert bench.frames() == [READY, *[partial] * count, final]
 
 
 def test_a_failure_is_a_final_of_two_frames(bench: Bench) -> None:
     bench.take(bench.core.failed(bench.request(), [b"ValueError: no"], bench.now))
-    assert bench.sent()[-1] == [b"MDPW02", b"\x04", ADDRESS, b"", b"500", b"ValueError: no"]
+    assert bench.frames()[-1] == [b"MDPW02", b"\x04", ADDRESS, b"", b"500", b"ValueError: no"]
 
 
 def test_a_handler_past_its_time_is_a_final_too_and_the_only_one() -> None:
@@ -95,7 +95,7 @@ def test_a_handler_past_its_time_is_a_final_too_and_the_only_one() -> None:
     job = bench.request()
     bench.wait(0.6)
     bench.take(bench.core.finished(job, [b"late"], bench.now))
-    finals = [frames for frames in bench.sent() if frames[1] == b"\x04"]
+    finals = [frames for frames in bench.frames() if frames[1] == b"\x04"]
     assert len(finals) == 1
     assert finals[0][4] == b"500"
 
@@ -105,7 +105,7 @@ def test_a_handler_past_its_time_is_a_final_too_and_the_only_one() -> None:
 def test_replies_have_exactly_one_address_and_one_empty_frame(bench: Bench) -> None:
     job = bench.request()
     bench.take(bench.core.finished(job, [b"", b"a", b"b"], bench.now))
-    assert bench.sent()[-1] == [b"MDPW02", b"\x04", ADDRESS, b"", b"", b"a", b"b"]
+    assert bench.frames()[-1] == [b"MDPW02", b"\x04", ADDRESS, b"", b"", b"a", b"b"]
 
 
 @pytest.mark.requirement("MDP2-W-09")
@@ -114,30 +114,30 @@ def test_no_heartbeats_are_sent_while_other_commands_flow(bench: Bench) -> None:
     for _ in range(10):
         bench.take(bench.core.finished(bench.request(), [b"done"], bench.now))
         bench.wait(0.9)
-    assert HEARTBEAT not in bench.sent()
+    assert HEARTBEAT not in bench.frames()
     assert Close(0) not in bench.log, "any message of the broker is a sign of life"
     bench.wait(0.2)
-    assert bench.sent()[-1] == HEARTBEAT
+    assert bench.frames()[-1] == HEARTBEAT
 
 
 @pytest.mark.requirement("MDP1-W-08")
 @pytest.mark.requirement("MDP2-W-10")
 def test_it_heartbeats_regularly_and_leaves_a_silent_broker_for_a_new_conversation(bench: Bench) -> None:
     bench.wait(2.9)
-    assert bench.sent() == [READY, HEARTBEAT, HEARTBEAT]
+    assert bench.frames() == [READY, HEARTBEAT, HEARTBEAT]
     bench.wait(0.2)
     assert Close(0) in bench.log
     bench.wait(0.2)
     assert bench.log[-1] == Open(0)
     bench.connect()
-    assert bench.sent()[-1] == READY
+    assert bench.frames()[-1] == READY
 
 
 @pytest.mark.requirement("MDP1-W-05")
 @pytest.mark.requirement("MDP2-W-05")
 def test_it_may_leave_at_any_time(bench: Bench) -> None:
     bench.take(bench.core.stop(bench.now))
-    assert bench.sent() == [READY, DISCONNECT]
+    assert bench.frames() == [READY, DISCONNECT]
     assert bench.log[-1] == Ended()
     unconnected = Bench()
     unconnected.take(unconnected.core.stop(unconnected.now))
@@ -162,4 +162,4 @@ def test_malformed_commands_are_dropped(bench: Bench) -> None:
     ):
         bench.hear(*frames)
     assert bench.core.counters.messages_invalid == 12
-    assert bench.sent() == [READY]
+    assert bench.frames() == [READY]

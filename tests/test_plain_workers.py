@@ -50,7 +50,7 @@ def test_an_empty_frame_stands_before_all_that_it_sends(majordomo: Bench) -> Non
     majordomo.finish(majordomo.request(), b"", b"done")
     majordomo.wait(1.0)
     reply = [b"", b"MDPW01", b"\x03", ADDRESS, b"", b"", b"done"]
-    assert majordomo.sent() == [READY_01, reply, HEARTBEAT_01]
+    assert majordomo.frames() == [READY_01, reply, HEARTBEAT_01]
 
 
 @requirement("MDP1-W-06")
@@ -60,7 +60,7 @@ def test_on_disconnect_it_begins_anew_on_another_socket(majordomo: Bench) -> Non
     majordomo.wait(0.2)
     assert majordomo.log[-1] == Open(0)
     majordomo.connect()
-    assert majordomo.sent() == [READY_01, READY_01]
+    assert majordomo.frames() == [READY_01, READY_01]
 
 
 def test_parts_wait_and_stand_before_the_one_reply(majordomo: Bench, paranoid: Bench) -> None:
@@ -69,9 +69,9 @@ def test_parts_wait_and_stand_before_the_one_reply(majordomo: Bench, paranoid: B
         job = bench.request()
         for part in ([b"a", b""], [b"b"]):
             bench.take(bench.core.partial(job, part, bench.now))
-        assert len(bench.sent()) == 1
+        assert len(bench.frames()) == 1
         bench.finish(job, b"end")
-        assert bench.sent()[-1][-6:] == [ADDRESS, b"", b"a", b"", b"b", b"end"]
+        assert bench.frames()[-1][-6:] == [ADDRESS, b"", b"a", b"", b"b", b"end"]
 
 
 def test_parts_without_end_are_a_failure_and_are_not_kept(majordomo: Bench) -> None:
@@ -80,14 +80,14 @@ def test_parts_without_end_are_a_failure_and_are_not_kept(majordomo: Bench) -> N
         majordomo.take(majordomo.core.partial(job, [bytes(MESSAGE_BYTES_MAX // 2)], majordomo.now))
     assert sum(map(len, job.held or ())) <= MESSAGE_BYTES_MAX
     majordomo.finish(job, b"end")
-    code, text = majordomo.sent()[-1][5:]
+    code, text = majordomo.frames()[-1][5:]
     assert code == b"500"
     assert b"more than" in text
 
 
 def test_it_leaves_without_disconnect_which_ends_a_published_broker(majordomo: Bench) -> None:
     majordomo.take(majordomo.core.stop(majordomo.now))
-    assert majordomo.sent() == [READY_01]
+    assert majordomo.frames() == [READY_01]
     assert majordomo.log[-1] == Ended()
 
 
@@ -96,7 +96,7 @@ def test_a_broker_that_is_silent_to_a_busy_worker_is_no_lost_one(majordomo: Benc
     """The guide's brokers send heartbeats to waiting workers only."""
     job = majordomo.request()
     majordomo.wait(30.0)
-    assert majordomo.sent().count(HEARTBEAT_01) == 30
+    assert majordomo.frames().count(HEARTBEAT_01) == 30
     majordomo.finish(job, b"done")
     majordomo.wait(2.9)
     assert Close(0) not in majordomo.log, "silence counts from the reply"
@@ -113,7 +113,7 @@ def test_a_pirate_begins_with_ready_and_replies_once_with_the_envelope_unchanged
     job = paranoid.request()
     paranoid.finish(job, b"done", b"")
     paranoid.finish(job, b"again")
-    assert paranoid.sent() == [READY, [ADDRESS, b"", b"done", b""]]
+    assert paranoid.frames() == [READY, [ADDRESS, b"", b"done", b""]]
 
 
 @requirement("PPP-W-04")
@@ -122,7 +122,7 @@ def test_it_sends_heartbeats_while_it_waits(paranoid: Bench, heartbeat: list[byt
     for _ in range(10):
         paranoid.wait(1.0)
         paranoid.hear(*heartbeat)
-    assert paranoid.sent() == [READY, *[HEARTBEAT] * 10]
+    assert paranoid.frames() == [READY, *[HEARTBEAT] * 10]
     assert Close(0) not in paranoid.log
 
 
@@ -138,7 +138,7 @@ def test_it_leaves_a_silent_queue_and_comes_back_after_pauses_that_grow(paranoid
             paranoid.wait(0.05)
         pauses.append(paranoid.now - closed_at)
         paranoid.connect()
-        assert paranoid.sent()[-1] == READY
+        assert paranoid.frames()[-1] == READY
     assert pauses == sorted(pauses)
     assert pauses[-1] > 2 * pauses[0]
 
@@ -147,10 +147,10 @@ def test_it_neither_sends_nor_expects_heartbeats_while_it_works(paranoid: Bench)
     """The guide's queue takes one for READY, and gives the worker a second request; it sends none itself."""
     job = paranoid.request()
     paranoid.wait(30.0)
-    assert paranoid.sent() == [READY]
+    assert paranoid.frames() == [READY]
     paranoid.finish(job, b"done")
     paranoid.wait(2.9)
-    assert paranoid.sent()[2:] == [HEARTBEAT, HEARTBEAT]
+    assert paranoid.frames()[2:] == [HEARTBEAT, HEARTBEAT]
     assert Close(0) not in paranoid.log
     paranoid.wait(0.2)
     assert Close(0) in paranoid.log
@@ -160,16 +160,16 @@ def test_it_neither_sends_nor_expects_heartbeats_while_it_works(paranoid: Bench)
 def test_a_second_request_while_it_works_waits(paranoid: Bench) -> None:
     job = paranoid.request()
     paranoid.hear(OTHER, b"", b"second")
-    assert len(paranoid.begun) == 1
+    assert len(paranoid.begun()) == 1
     paranoid.finish(job, b"one")
-    assert [begun.identity for begun in paranoid.begun] == [ADDRESS, OTHER]
-    paranoid.finish(paranoid.begun[-1], b"two")
-    assert paranoid.sent()[1:] == [[ADDRESS, b"", b"one"], [OTHER, b"", b"two"]]
+    assert [begun.identity for begun in paranoid.begun()] == [ADDRESS, OTHER]
+    paranoid.finish(paranoid.begun()[-1], b"two")
+    assert paranoid.frames()[1:] == [[ADDRESS, b"", b"one"], [OTHER, b"", b"two"]]
 
 
 def test_a_failure_is_a_reply_of_two_frames(paranoid: Bench) -> None:
     paranoid.take(paranoid.core.failed(paranoid.request(), [b"ValueError: no"], paranoid.now))
-    assert paranoid.sent()[-1] == [ADDRESS, b"", b"500", b"ValueError: no"]
+    assert paranoid.frames()[-1] == [ADDRESS, b"", b"500", b"ValueError: no"]
 
 
 def test_what_is_no_message_of_a_queue_is_dropped(paranoid: Bench, simple: Bench) -> None:
@@ -199,11 +199,11 @@ def test_a_simple_pirate_is_ready_once_and_returns_the_envelope(simple: Bench) -
     for number in range(3):
         simple.finish(simple.request(), b"%d" % number)
     replies = [[b"", ADDRESS, b"", b"%d" % number] for number in range(3)]
-    assert simple.sent() == [[b"", b"\x01"], *replies]
+    assert simple.frames() == [[b"", b"\x01"], *replies]
 
 
 def test_a_simple_pirate_has_no_heartbeats(simple: Bench) -> None:
     assert simple.core.next_deadline() is None
     simple.take(simple.core.disconnected(0, simple.now))
     simple.connect()
-    assert simple.sent() == [[b"", b"\x01"]] * 2, "a new connection is a new worker to the queue"
+    assert simple.frames() == [[b"", b"\x01"]] * 2, "a new connection is a new worker to the queue"

@@ -20,12 +20,11 @@ from bstar.wire.native_broker import CODEC
 from bstar.wire.progress import Progress, pack_progress, progress_of, unpack_progress
 from bstar_broker.store.core.runner import identity_of
 from bstar_client import AsyncHAClient, AsyncWorker, HAClient, HandlerError, Request, Worker
-from bstar_client.core.outputs import Report, Send
+from bstar_client.core.outputs import Report
 from bstar_client.core.worker.dialects import Job
 from bstar_client.core.worker.jobs import WorkerLimits
 from bstar_client.core.worker.progress import INTERVAL_S, Latest
 from bstar_testing import Pair, fake
-from support.client_desk import ACTIVE, PASSIVE, status
 from support.client_desk import Desk as ClientDesk
 from support.desk import Desk, heard, ident
 from support.solo_store import SoloStore
@@ -138,9 +137,6 @@ class Studio(Bench):
             elif frames[0][2] in (native.FINAL, native.FINALS, native.ERROR):
                 said.append("end")
         return said
-
-    def frames(self, node: int) -> list[list[bytes]]:
-        return [output.frames for output in self.log if isinstance(output, Send) and output.node == node]
 
 
 @pytest.fixture
@@ -398,14 +394,6 @@ def test_listed_requests_have_their_progress() -> None:
 # --- the client ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def served() -> ClientDesk:
-    desk = ClientDesk()
-    desk.connect(0, status(ACTIVE, peer=PASSIVE))
-    desk.connect(1, status(PASSIVE, peer=ACTIVE, retry_after_ms=1000))
-    return desk
-
-
 def told(desk: ClientDesk, node: int, identity: bytes, done: float = 1) -> list[Report]:
     frames = native.encode_progress(identity, 1, Progress(done))
     outputs = desk.session.receive(node, frames, desk.now)
@@ -428,8 +416,7 @@ def test_progress_counts_only_from_the_node_that_has_the_request_now(served: Cli
     call = served.call()
     call.on_progress = print
     assert told(served, 1, call.identity) == []
-    served.disconnect(0)
-    served.pong(1, status(ACTIVE, epoch=2))
+    served.fail_over()
     assert call.node == 1
     assert told(served, 0, call.identity) == []
     assert told(served, 1, call.identity) == [Report(call, Progress(1))]

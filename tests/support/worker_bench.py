@@ -1,11 +1,14 @@
-"""The core of one worker of a plain dialect in virtual time, and its broker's side of the conversation."""
+"""A worker's core in virtual time, and its broker's side of the conversation."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import pytest
+
 from bstar_client.core.outputs import Send
-from bstar_client.core.worker.dialects import Job, Mdp02Worker, PlainWorker
+from bstar_client.core.worker.dialects import Job, Mdp02Worker, WorkerDialect
 from bstar_client.core.worker.jobs import WorkerLimits
 from bstar_client.core.worker.outputs import Begin, WorkerOutput
 from bstar_client.core.worker.session import WorkerCore
@@ -14,14 +17,13 @@ ADDRESS = b"\x00\x01\x02\x03\x04"
 
 
 @dataclass
-class Bench:
-    """Heartbeat 1 s and three of them missed; ``lead`` stands before the address of a REQUEST."""
+class CoreBench:
+    """A worker's core, the time, and everything it has put out."""
 
     options: WorkerLimits = field(default_factory=WorkerLimits)
-    endpoints: tuple[str, ...] = ("tcp://broker",)
+    endpoints: Sequence[str] = ("tcp://broker",)
+    dialect: WorkerDialect = field(default_factory=lambda: Mdp02Worker(1.0, 3.0))
     now: float = 100.0
-    dialect: PlainWorker = field(default_factory=lambda: Mdp02Worker(1.0, 3.0))
-    lead: tuple[bytes, ...] = (b"MDPW02", b"\x02")
 
     def __post_init__(self) -> None:
         self.core = WorkerCore(self.endpoints, b"echo", self.dialect, jitter=lambda: 0.5, limits=self.options)
@@ -29,6 +31,34 @@ class Bench:
 
     def take(self, outputs: list[WorkerOutput]) -> None:
         self.log += outputs
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, carrying out every timer at its moment."""
+        until = self.now + seconds
+        for _ in range(1_000):
+            due = self.core.next_deadline()
+            if due is None or due > until:
+                break
+            self.now = max(self.now, due)
+            self.take(self.core.handle_timer(self.now))
+        else:
+            pytest.fail("timers without end")
+        self.now = until
+
+    def begun(self) -> list[Job]:
+        """The requests that the shell was to begin."""
+        return [job for output in self.log if isinstance(output, Begin) for job in output.jobs]
+
+    def frames(self, node: int = 0) -> list[list[bytes]]:
+        """What was sent to a node."""
+        return [output.frames for output in self.log if isinstance(output, Send) and output.node == node]
+
+
+@dataclass
+class Bench(CoreBench):
+    """Of a plain dialect: heartbeat 1 s, three may be missed; ``lead`` precedes the address of a REQUEST."""
+
+    lead: tuple[bytes, ...] = (b"MDPW02", b"\x02")
 
     def connect(self, node: int = 0) -> None:
         self.take(self.core.connected(node, self.now))
@@ -38,23 +68,8 @@ class Bench:
 
     def request(self, address: bytes = ADDRESS) -> Job:
         self.hear(*self.lead, address, b"", b"body")
-        return self.begun[-1]
-
-    @property
-    def begun(self) -> list[Job]:
-        """The requests that the shell was to begin."""
-        return [job for output in self.log if isinstance(output, Begin) for job in output.jobs]
+        return self.begun()[-1]
 
     def finish(self, job: Job, *body: bytes) -> None:
         self.core.claim(job)
         self.take(self.core.finished(job, list(body), self.now))
-
-    def wait(self, seconds: float) -> None:
-        until = self.now + seconds
-        while (due := self.core.next_deadline()) is not None and due <= until:
-            self.now = max(self.now, due)
-            self.take(self.core.handle_timer(self.now))
-        self.now = until
-
-    def sent(self, node: int = 0) -> list[list[bytes]]:
-        return [output.frames for output in self.log if isinstance(output, Send) and output.node == node]
