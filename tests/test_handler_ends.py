@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -117,21 +117,17 @@ WRONG: dict[str, tuple[object, str]] = {
 }
 
 
-def sync_handler(work: Callable[[], object]) -> Callable[[Request], Any]:
+def handler_of(kind: type, work: Callable[[], object]) -> Callable[[Request], Any]:
+    """What is good is returned as it came; for everything else it does this work."""
+
     def handle(request: Request) -> object:
         return request.body if request.body == b"good" else work()
 
-    return handle
-
-
-def async_handler(work: Callable[[], object]) -> Callable[[Request], Any]:
-    async def handle(request: Request) -> object:
+    async def handle_later(request: Request) -> object:
         await asyncio.sleep(0)
-        if request.body == b"good":
-            return request.body
-        return work()
+        return handle(request)
 
-    return handle
+    return handle if kind is Worker else handle_later
 
 
 def served(
@@ -172,14 +168,14 @@ class Desk:
     def texts(self) -> list[str]:
         return [end.text.decode() for end in self.ends() if isinstance(end, Failure)]
 
-    def check(self, bad: int, beginning: str) -> None:
-        """``bad`` requests failed so, and as many as there is credit for, and one more, are then answered."""
-        for _ in range(CREDIT + 1):
-            self.ask(b"good")
+    def check(self, beginning: str) -> None:
+        """More requests than there is credit for fail so, and as many are then answered."""
+        for body in [b"bad"] * ROUNDS + [b"good"] * ROUNDS:
+            self.ask(body)
         ends = self.ends()
         assert [end.address for end in ends] == self.identities, "each has one answer"
-        assert [type(end) for end in ends] == [Failure] * bad + [Final] * (CREDIT + 1)
-        for end in ends[:bad]:
+        assert [type(end) for end in ends] == [Failure] * ROUNDS + [Final] * ROUNDS
+        for end in ends[:ROUNDS]:
             assert isinstance(end, Failure)
             assert end.code == ErrorCode.HANDLER_FAILED
             assert end.text.decode().startswith(beginning)
@@ -241,6 +237,9 @@ def raising(make: Callable[[], BaseException]) -> Callable[[], object]:
     return work
 
 
+FAILS = raising(lambda: ValueError("no"))
+
+
 @pytest.mark.parametrize("name", [*RAISED, *WRONG])
 def test_whatever_a_handler_raises_or_returns_there_is_one_answer_one_line_and_its_place_is_free(
     worker_log: WorkerLog, name: str
@@ -257,11 +256,8 @@ def test_whatever_a_handler_raises_or_returns_there_is_one_answer_one_line_and_i
     for kind in (Worker, AsyncWorker):
         with ScriptedBroker() as broker:
             desk = Desk(broker)
-            handler = sync_handler(work) if kind is Worker else async_handler(work)
-            with served(kind, broker.endpoint, handler):
-                for _ in range(ROUNDS):
-                    desk.ask(b"bad")
-                desk.check(ROUNDS, beginning)
+            with served(kind, broker.endpoint, handler_of(kind, work)):
+                desk.check(beginning)
             said.append(desk.texts())
             identities += desk.identities[:ROUNDS]
     check_log(worker_log, identities)
@@ -365,9 +361,7 @@ def test_a_generator_that_ends_badly_has_one_answer_too(
     partials: int,
 ) -> None:
     with served(kind, desk.broker.endpoint, handlers[kind is AsyncWorker]):
-        for _ in range(ROUNDS):
-            desk.ask(b"bad")
-        desk.check(ROUNDS, beginning)
+        desk.check(beginning)
     check_log(worker_log, desk.identities[:ROUNDS])
     assert len(desk.broker.received(Partial)) == ROUNDS * partials
 
@@ -375,44 +369,40 @@ def test_a_generator_that_ends_badly_has_one_answer_too(
 # --- asyncio's own ------------------------------------------------------------------------------------------
 
 
-async def await_cancelled(request: Request) -> bytes:
-    if request.body == b"bad":
-        other = asyncio.get_running_loop().create_task(asyncio.sleep(60))
-        asyncio.get_running_loop().call_soon(other.cancel)
-        await other
-    return request.body
+async def await_cancelled() -> None:
+    other = asyncio.get_running_loop().create_task(asyncio.sleep(60))
+    asyncio.get_running_loop().call_soon(other.cancel)
+    await other
 
 
-async def cancel_itself(request: Request) -> bytes:
-    if request.body == b"bad":
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
-        await asyncio.sleep(60)
-    return request.body
+async def cancel_itself() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(60)
 
 
-async def cancel_itself_twice(request: Request) -> bytes:
+async def cancel_itself_twice() -> None:
     """The second one comes while the first is taken in."""
-    if request.body == b"bad":
-        task = asyncio.current_task()
-        assert task is not None
-        try:
-            task.cancel()
-            await asyncio.sleep(60)
-        finally:
-            task.cancel()
-    return request.body
+    task = asyncio.current_task()
+    assert task is not None
+    try:
+        await cancel_itself()
+    finally:
+        task.cancel()
 
 
-@pytest.mark.parametrize("handler", [await_cancelled, cancel_itself, cancel_itself_twice])
+@pytest.mark.parametrize("cancels", [await_cancelled, cancel_itself, cancel_itself_twice])
 def test_a_cancellation_that_is_not_the_workers_own_is_a_failure_of_the_request(
-    desk: Desk, worker_log: WorkerLog, handler: Callable[[Request], Any]
+    desk: Desk, worker_log: WorkerLog, cancels: Callable[[], Awaitable[None]]
 ) -> None:
-    with served(AsyncWorker, desk.broker.endpoint, handler):
-        for _ in range(ROUNDS):
-            desk.ask(b"bad")
-        desk.check(ROUNDS, "CancelledError")
+    async def handle(request: Request) -> bytes:
+        if request.body == b"bad":
+            await cancels()
+        return request.body
+
+    with served(AsyncWorker, desk.broker.endpoint, handle):
+        desk.check("CancelledError")
     check_log(worker_log, desk.identities[:ROUNDS])
 
 
@@ -462,12 +452,8 @@ class BadHooks(WorkerHooks):
 
 @pytest.mark.parametrize("kind", [Worker, AsyncWorker])
 def test_what_a_hook_raises_goes_no_further(desk: Desk, kind: type) -> None:
-    work = raising(lambda: ValueError("no"))
-    handler = sync_handler(work) if kind is Worker else async_handler(work)
-    with served(kind, desk.broker.endpoint, handler, hooks=BadHooks()):
-        for _ in range(ROUNDS):
-            desk.ask(b"bad")
-        desk.check(ROUNDS, "ValueError: no")
+    with served(kind, desk.broker.endpoint, handler_of(kind, FAILS), hooks=BadHooks()):
+        desk.check("ValueError: no")
 
 
 class BadLog(logging.Handler):
@@ -477,13 +463,9 @@ class BadLog(logging.Handler):
 
 @pytest.mark.parametrize("kind", [Worker, AsyncWorker])
 def test_a_log_that_raises_costs_no_answer(desk: Desk, worker_log: WorkerLog, kind: type) -> None:
-    work = raising(lambda: ValueError("no"))
-    handler = sync_handler(work) if kind is Worker else async_handler(work)
     worker_log.handlers.append(BadLog(logging.WARNING))
-    with served(kind, desk.broker.endpoint, handler):
-        for _ in range(ROUNDS):
-            desk.ask(b"bad")
-        desk.check(ROUNDS, "ValueError: no")
+    with served(kind, desk.broker.endpoint, handler_of(kind, FAILS)):
+        desk.check("ValueError: no")
 
 
 class BadStore:
@@ -515,14 +497,13 @@ class BadStore:
 def test_what_a_store_of_replies_raises_hides_no_answer(
     desk: Desk, worker_log: WorkerLog, kind: type, fails: str, beginning: str
 ) -> None:
-    work: Callable[[], object] = raising(lambda: ValueError("no")) if fails == "drop" else lambda: b"bad"
-    handler = sync_handler(work) if kind is Worker else async_handler(work)
-    with served(kind, desk.broker.endpoint, handler, dedupe=BadStore(fails)):
-        for _ in range(ROUNDS):
-            desk.ask(b"bad")
+    work: Callable[[], object] = FAILS if fails == "drop" else lambda: b"bad"
+    with served(kind, desk.broker.endpoint, handler_of(kind, work), dedupe=BadStore(fails)):
         if beginning:
-            desk.check(ROUNDS, beginning)
+            desk.check(beginning)
         else:
+            for _ in range(ROUNDS):
+                desk.ask(b"bad")
             assert [type(end) for end in desk.ends()] == [Final] * ROUNDS
     for identity in desk.identities[:ROUNDS]:
         assert identity.hex() in worker_log.text
@@ -540,7 +521,7 @@ def test_a_request_given_up_while_its_store_was_asked_does_not_run_for_ever(desk
             super().drop(identity)
             dropped.set()
 
-    handler = async_handler(lambda: b"")
+    handler = handler_of(AsyncWorker, lambda: b"")
     with served(AsyncWorker, desk.broker.endpoint, handler, dedupe=SlowStore(), handler_timeout_s=0.05):
         desk.ask(b"good")
         [end] = desk.ends()
@@ -575,7 +556,7 @@ def test_repetitions_that_wait_do_not_take_the_threads_that_their_execution_need
 
 
 def test_a_redelivered_request_that_fails_is_logged_as_one(desk: Desk, worker_log: WorkerLog) -> None:
-    with served(Worker, desk.broker.endpoint, sync_handler(raising(lambda: ValueError("no")))):
+    with served(Worker, desk.broker.endpoint, handler_of(Worker, FAILS)):
         desk.ask(b"bad", redelivered=True)
     [line] = worker_log.lines
     assert "redelivered" in line
@@ -599,9 +580,7 @@ def test_a_redelivered_request_that_fails_is_logged_as_one(desk: Desk, worker_lo
 def test_a_handler_may_ask_for_another_attempt(
     desk: Desk, worker_log: WorkerLog, kind: type, retry: Callable[[], Retry], text: str, retry_ms: int
 ) -> None:
-    work = raising(retry)
-    handler = sync_handler(work) if kind is Worker else async_handler(work)
-    with served(kind, desk.broker.endpoint, handler):
+    with served(kind, desk.broker.endpoint, handler_of(kind, raising(retry))):
         for _ in range(ROUNDS):
             desk.ask(b"again")
         desk.ask(b"good")
@@ -621,8 +600,7 @@ def test_the_log_of_a_retry_promises_no_other_attempt(
     caplog.set_level(logging.INFO, "bstar_client")
     worker_log.handlers.append(caplog.handler)
     work = raising(lambda: Retry("no ticket yet"))
-    handler = sync_handler(work) if kind is Worker else async_handler(work)
-    with served(kind, desk.broker.endpoint, handler):
+    with served(kind, desk.broker.endpoint, handler_of(kind, work)):
         desk.ask(b"again")
     assert " asked for another attempt: Retry: no ticket yet" in caplog.text
     assert "tried again" not in caplog.text
@@ -637,8 +615,7 @@ def test_an_attempt_that_is_to_be_repeated_leaves_no_kept_reply(desk: Desk, kind
             raise Retry
         return b"done"
 
-    handler = sync_handler(work) if kind is Worker else async_handler(work)
-    with served(kind, desk.broker.endpoint, handler, dedupe=ReplyMemory()):
+    with served(kind, desk.broker.endpoint, handler_of(kind, work), dedupe=ReplyMemory()):
         desk.ask(b"again")
         desk._numbers = itertools.count(1)
         desk.ask(b"again")
