@@ -11,7 +11,7 @@ import pytest
 from bstar.errors import RemoteProtocolError
 from bstar.wire import batches, decode, native
 from bstar.wire.messages import ErrorCode, Reason
-from bstar_broker.core import NodeState, Notice
+from bstar_broker.core import BrokerSettings, NodeState, Notice
 from bstar_broker.core.admission import ASKERS_MAX
 from bstar_broker.core.management import Management, Pictures, broker_state
 from bstar_broker.core.records import Accepted, Bundle
@@ -23,6 +23,11 @@ HEARTBEAT02 = [b"MDPW02", b"\x05"]
 
 def no_state(now: float) -> NodeState:
     raise AssertionError("nobody asked for mmi.state")
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
 
 
 # --- queue and dispatch -------------------------------------------------------------------------------------
@@ -40,8 +45,7 @@ def test_a_plain_request_is_not_tried_again() -> None:
     assert desk.request(b"c", 1) != [], "it has ended: the same one is a new one"
 
 
-def test_a_worker_with_credit_gets_as_many_requests_and_no_more() -> None:
-    desk = Desk()
+def test_a_worker_with_credit_gets_as_many_requests_and_no_more(desk: Desk) -> None:
     desk.ready(b"w", credit=3)
     given = [desk.request(b"c", number) for number in range(1, 6)]
     assert [len(frames) for frames in given] == [1, 1, 1, 0, 0]
@@ -50,8 +54,7 @@ def test_a_worker_with_credit_gets_as_many_requests_and_no_more() -> None:
     assert heard(next_request).identity == ident(4)
 
 
-def test_credit_is_filled_evenly_over_workers() -> None:
-    desk = Desk()
+def test_credit_is_filled_evenly_over_workers(desk: Desk) -> None:
     desk.ready(b"w1", credit=2)
     desk.ready(b"w2", credit=2)
     assert [desk.request(b"c", n)[0][0] for n in range(1, 5)] == [b"w1", b"w2", b"w1", b"w2"]
@@ -69,8 +72,7 @@ def test_a_request_without_deadline_expires_in_the_queue() -> None:
     assert desk.ledger.requests_of == {}
 
 
-def test_an_expired_request_is_refused_with_an_error_where_the_dialect_has_one() -> None:
-    desk = Desk()
+def test_an_expired_request_is_refused_with_an_error_where_the_dialect_has_one(desk: Desk) -> None:
     desk.request(b"c", 1, ttl_ms=1500)
     (frames,) = desk.wait(3)
     error = heard(frames)
@@ -82,47 +84,43 @@ def test_an_expired_request_is_refused_with_an_error_where_the_dialect_has_one()
     )
 
 
-def test_a_request_that_expired_since_the_last_tidying_is_not_dispatched() -> None:
-    desk = Desk()
+def test_a_request_that_expired_since_the_last_tidying_is_not_dispatched(desk: Desk) -> None:
     desk.request(b"c", 1, ttl_ms=10)
     desk.now = 0.5
     frames = desk.ready(b"w")
     assert [heard(f).command for f in frames] == [native.WELCOME, native.ERROR]
 
 
-def test_the_remaining_time_travels_with_the_request() -> None:
-    desk = Desk()
+def test_the_remaining_time_travels_with_the_request(desk: Desk) -> None:
     desk.request(b"c", 1, ttl_ms=1000)
     desk.now = 0.25
     request = heard(desk.ready(b"w")[1])
     assert request.value == 750
 
 
-def test_a_plain_worker_may_be_silent_while_it_works() -> None:
+@pytest.mark.parametrize(
+    ("beat_at_s", "silent_s", "is_there"),
+    [
+        (None, 59, True),
+        # A heartbeat that crossed the request proves nothing.
+        (0, 30, True),
+        # One that heartbeats while it works is missed as soon as it stops.
+        (2.6, 8, False),
+    ],
+)
+def test_a_plain_worker_may_be_silent_while_it_works_unless_it_has_sent_heartbeats(
+    beat_at_s: float | None, silent_s: float, is_there: bool
+) -> None:
     desk = Desk(busy_timeout_s=60)
     desk.ready02(b"w")
     desk.request02(b"c")
-    desk.wait(59)
-    assert desk.final02(b"w", b"c") == [[b"c", b"MDPC02", b"\x03", b"echo", b"done"]]
-
-
-def test_a_plain_worker_that_heartbeats_while_it_works_is_missed_as_soon_as_it_stops() -> None:
-    desk = Desk(busy_timeout_s=60)
-    desk.ready02(b"w")
-    desk.request02(b"c")
-    desk.wait(2.6)
-    desk.send(b"w", *HEARTBEAT02)
-    desk.wait(8)
-    assert b"w" not in desk.ledger.workers
-
-
-def test_a_heartbeat_that_crossed_the_request_proves_nothing() -> None:
-    desk = Desk(busy_timeout_s=60)
-    desk.ready02(b"w")
-    desk.request02(b"c")
-    desk.send(b"w", *HEARTBEAT02)
-    desk.wait(30)
-    assert b"w" in desk.ledger.workers
+    if beat_at_s is not None:
+        desk.wait(beat_at_s)
+        desk.send(b"w", *HEARTBEAT02)
+    desk.wait(silent_s)
+    assert (b"w" in desk.ledger.workers) == is_there
+    if is_there:
+        assert desk.final02(b"w", b"c") == [[b"c", b"MDPC02", b"\x03", b"echo", b"done"]]
 
 
 def test_native_workers_are_told_their_interval() -> None:
@@ -152,8 +150,7 @@ def test_the_request_of_a_leaving_worker_goes_to_the_next_one_marked_redelivered
     assert (frames[0], second.identity) == (b"w2", ident(1))
 
 
-def test_a_request_goes_out_again_before_younger_ones() -> None:
-    desk = Desk()
+def test_a_request_goes_out_again_before_younger_ones(desk: Desk) -> None:
     desk.ready02(b"w1")
     desk.request02(b"c", b"old")
     desk.request02(b"c", b"young")
@@ -175,8 +172,7 @@ def test_a_client_that_fills_a_queue_leaves_room_for_those_that_do_not() -> None
 
 
 @pytest.mark.requirement("BSN-B-18")
-def test_an_urgent_request_goes_before_the_others_and_again_when_its_worker_is_lost() -> None:
-    desk = Desk()
+def test_an_urgent_request_goes_before_the_others_and_again_when_its_worker_is_lost(desk: Desk) -> None:
     for number in (1, 2):
         desk.request(b"c", number)
     desk.requests(b"c", [3, 4])
@@ -313,17 +309,15 @@ def test_a_native_client_hears_that_its_worker_died_after_a_partial() -> None:
     assert (heard(frames).command, heard(frames).value) == (native.ERROR, ErrorCode.WORKER_LOST)
 
 
-def test_a_worker_of_a_reserved_service_is_refused() -> None:
-    desk = Desk()
+def test_a_worker_of_a_reserved_service_is_refused(desk: Desk) -> None:
     assert desk.ready02(b"w", b"mmi.foo") == [[b"w", *DISCONNECT02]]
     frames = desk.ready(b"n", b"mmi.service")
     assert heard(frames[0]).value == Reason.RESERVED
     assert desk.ledger.workers == {}
 
 
-def test_the_later_dialects_of_libmdp_are_dropped_and_their_workers_sent_away() -> None:
+def test_the_later_dialects_of_libmdp_are_dropped_and_their_workers_sent_away(desk: Desk) -> None:
     """They call themselves 0.2. There 03 ends a reply and 04 is HEARTBEAT, so a reply could be no PARTIAL."""
-    desk = Desk()
     for client in ([b"", b"MDPC02"], [b"", b"MDPC0X"], [b"\xaa\xa4\x01\x06MDPC02\x01\x04echo"]):
         assert desk.send(b"c", *client, b"echo", b"body") == []
     assert sum(desk.ledger.drops.values()) == 3
@@ -338,16 +332,14 @@ def test_the_later_dialects_of_libmdp_are_dropped_and_their_workers_sent_away() 
     assert desk.ledger.workers == {}
 
 
-def test_an_unknown_worker_is_asked_to_register() -> None:
-    desk = Desk()
+def test_an_unknown_worker_is_asked_to_register(desk: Desk) -> None:
     assert desk.send(b"w", *HEARTBEAT02) == [[b"w", *DISCONNECT02]]
     assert heard(desk.send(b"n", *native.encode_heartbeat(1))[0]).value == Reason.UNKNOWN
     assert desk.ready02(b"w") == []
     assert desk.request02(b"c")[0][0] == b"w"
 
 
-def test_garbage_is_counted_and_leaves_no_trace() -> None:
-    desk = Desk()
+def test_garbage_is_counted_and_leaves_no_trace(desk: Desk) -> None:
     for frames in (
         [b"x"],
         [b"x", b""],
@@ -389,16 +381,7 @@ def test_workers_that_expire_together_do_not_get_each_others_requests() -> None:
     assert request.deliveries == 1
 
 
-def test_a_redelivered_request_that_expires_is_not_called_unexecuted() -> None:
-    desk = Desk(b"w")
-    desk.request(b"c", 1, ttl_ms=2_000)
-    desk.send(b"w", *native.encode_disconnect())
-    (frames,) = desk.wait(4)
-    assert heard(frames).value == ErrorCode.WORKER_LOST
-
-
-def test_a_request_that_waited_twice_expires_once() -> None:
-    desk = Desk()
+def test_a_redelivered_request_expires_once_and_is_not_called_unexecuted(desk: Desk) -> None:
     desk.request(b"c", 1, ttl_ms=2_000)
     desk.ready(b"w")
     desk.send(b"w", *native.encode_disconnect())
@@ -449,8 +432,7 @@ def test_what_a_worker_that_is_ahead_returns_goes_to_another_one() -> None:
     assert frames[0] == b"near"
 
 
-def test_the_first_drop_of_each_kind_is_worth_a_line_in_the_log() -> None:
-    desk = Desk()
+def test_the_first_drop_of_each_kind_is_worth_a_line_in_the_log(desk: Desk) -> None:
     seen: list[object] = []
     for _ in range(3):
         frames = [b"c", b"", b"MDPC02", b"\x02", b"echo", b"hi"]
@@ -465,8 +447,7 @@ def test_the_first_drop_of_each_kind_is_worth_a_line_in_the_log() -> None:
 # --- dialects meet ------------------------------------------------------------------------------------------
 
 
-def test_a_native_client_and_a_plain_worker_understand_each_other() -> None:
-    desk = Desk()
+def test_a_native_client_and_a_plain_worker_understand_each_other(desk: Desk) -> None:
     desk.ready02(b"w")
     assert desk.request(b"c", 5) == [[b"w", b"MDPW02", b"\x02", b"c", b"", b"hi"]]
     part = heard(desk.partial02(b"w", b"c", b"p")[0])
@@ -491,24 +472,22 @@ def test_a_plain_client_hears_nothing_of_a_failed_handler() -> None:
     assert desk.request02(b"c")[0][0] == b"w"
 
 
-def test_too_many_held_partials_are_given_up_without_harm_to_the_worker() -> None:
-    desk = Desk(partials_buffer_bytes_max=10)
+@pytest.mark.parametrize(
+    ("bytes_max", "parts"),
+    [(10, [[b"x" * 11]]), (BrokerSettings().partials_buffer_bytes_max, [[b""] * 1_000] * 101)],
+    ids=["bytes", "frames"],
+)
+def test_too_many_held_partials_are_given_up_without_harm_to_the_worker(
+    bytes_max: int, parts: list[list[bytes]]
+) -> None:
+    desk = Desk(partials_buffer_bytes_max=bytes_max)
     desk.ready02(b"w")
     desk.request01(b"c")
-    desk.partial02(b"w", b"c", b"x" * 11)
+    for frames in parts:
+        desk.send(b"w", b"MDPW02", b"\x03", b"c", b"", *frames)
     assert desk.final02(b"w", b"c") == []
-    assert desk.ledger.services[b"echo"].tally.lost == 1
+    assert (desk.ledger.services[b"echo"].tally.lost, desk.ledger.drops["partials-overflow"]) == (1, 1)
     assert desk.request01(b"c")[0][0] == b"w"
-
-
-def test_held_partials_without_an_octet_are_bounded_as_well() -> None:
-    desk = Desk()
-    desk.ready02(b"w")
-    desk.request01(b"c")
-    for _ in range(101):
-        desk.send(b"w", b"MDPW02", b"\x03", b"c", b"", *[b""] * 1_000)
-    assert desk.final02(b"w", b"c") == []
-    assert desk.ledger.drops["partials-overflow"] == 1
 
 
 # --- repetition ---------------------------------------------------------------------------------------------
@@ -581,8 +560,7 @@ def test_an_error_and_the_end_of_the_role_reach_all_who_asked_with_one_key() -> 
     assert desk.send(b"w", *native.encode_final(KEYED, 7, 0, [b"late"])) == []
 
 
-def test_a_key_lives_as_long_as_the_most_patient_of_those_who_asked() -> None:
-    desk = Desk()
+def test_a_key_lives_as_long_as_the_most_patient_of_those_who_asked(desk: Desk) -> None:
     ask(desk, b"hasty", ttl_ms=100)
     ask(desk, b"patient", ttl_ms=5_000)
     assert desk.wait(1.0) == []
@@ -590,8 +568,7 @@ def test_a_key_lives_as_long_as_the_most_patient_of_those_who_asked() -> None:
     assert 3_900 < given.value <= 4_000
 
 
-def test_a_key_with_another_body_is_rejected() -> None:
-    desk = Desk()
+def test_a_key_with_another_body_is_rejected(desk: Desk) -> None:
     ask(desk, b"a", b"one")
     (told,) = ask(desk, b"b", b"two")
     assert (told.command, told.value, told.identity) == (native.ERROR, ErrorCode.INVALID, KEYED)
@@ -733,33 +710,27 @@ def test_a_request_repeated_after_a_short_loss_of_the_role_is_not_run_twice() ->
     assert (frames[0], heard(frames).command) == (b"c", native.FINAL)
 
 
-def test_the_body_of_an_ended_request_is_not_kept_until_its_time_is_over() -> None:
-    desk = Desk(b"w")
-    for number in range(1, 101):
-        desk.request(b"c", number, bytes(100_000), ttl_ms=30_000)
-    for number in range(1, 101):
-        desk.final(b"w", number)
-    remembered = list(desk.ledger.waiting.deadlines)
-    assert remembered
-    assert not any(isinstance(request, Bundle) or request.body for request in remembered)
-
-
-def test_the_bodies_of_ended_batches_are_not_kept_until_their_time_is_over() -> None:
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_the_bodies_of_ended_requests_are_not_kept_until_their_time_is_over(is_batch: bool) -> None:
     desk = Desk()
-    desk.ready(b"w", credit=3, takes_batches=True)
-    for first in range(1, 50, 5):
+    desk.ready(b"w", credit=3, takes_batches=is_batch)
+    for first in range(1, 101, 5):
         numbers = range(first, first + 5)
-        desk.requests(b"c", numbers, [bytes(10_000)] * 5, ttls_ms=[30_000] * 5)
-    for number in range(1, 51):
+        if is_batch:
+            desk.requests(b"c", numbers, [bytes(10_000)] * 5, ttls_ms=[30_000] * 5)
+        else:
+            for number in numbers:
+                desk.request(b"c", number, bytes(100_000), ttl_ms=30_000)
+    for number in range(1, 101):
         desk.finals(b"w", [number])
     remembered = list(desk.ledger.waiting.deadlines)
     assert remembered
-    assert not any(request.blob for request in remembered if isinstance(request, Bundle))
+    assert not any(each.blob if isinstance(each, Bundle) else each.body for each in remembered)
+    assert any(isinstance(each, Bundle) for each in remembered) == is_batch
     assert (len(desk.broker.bundles), desk.ledger.requests_of) == (0, {})
 
 
-def test_a_new_epoch_does_not_end_the_draining() -> None:
-    desk = Desk()
+def test_a_new_epoch_does_not_end_the_draining(desk: Desk) -> None:
     desk.ready(b"w", credit=2)
     desk.request(b"c", 1)
     desk.broker.drain()
@@ -767,8 +738,7 @@ def test_a_new_epoch_does_not_end_the_draining() -> None:
     assert desk.request(b"c", 2) == []
 
 
-def test_a_services_workers_are_listed_however_many_others_there_are() -> None:
-    desk = Desk()
+def test_a_services_workers_are_listed_however_many_others_there_are(desk: Desk) -> None:
     for number in range(1_001):
         desk.ready(b"w%d" % number, b"common")
     desk.ready(b"late", b"rare")
