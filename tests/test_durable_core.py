@@ -40,6 +40,20 @@ def jobs(sent: list[list[bytes]], worker: bytes = WORKER) -> list[native.Message
     return [message for message in told if message.command == native.REQUEST]
 
 
+def jobs_after(solo: SoloStore, seconds: float) -> list[native.Message]:
+    """The requests that the worker gets while this time passes."""
+    before = len(solo.sent)
+    solo.wait(seconds)
+    return jobs(solo.sent[before:])
+
+
+def begun(solo: SoloStore, **options: Any) -> native.Message:
+    """A request is submitted, and a worker registers and gets it."""
+    solo.submit(ID, **options)
+    [job] = ready(solo)
+    return job
+
+
 def answer(
     solo: SoloStore, job: native.Message, body: bytes = b"done", worker: bytes = WORKER
 ) -> list[list[bytes]]:
@@ -80,8 +94,7 @@ def test_the_same_submit_again_is_the_same_request(solo: SoloStore) -> None:
 
 
 def test_a_request_waits_for_a_worker_and_its_answer_for_the_client(solo: SoloStore) -> None:
-    solo.submit(ID, body=b"question")
-    [job] = ready(solo)
+    job = begun(solo, body=b"question")
     assert job.body == [b"question"]
     assert result(solo)[0][0].state == State.PENDING
     answer(solo, job, b"42")
@@ -92,8 +105,7 @@ def test_a_request_waits_for_a_worker_and_its_answer_for_the_client(solo: SoloSt
 
 
 def test_a_client_that_waits_hears_as_soon_as_there_is_an_answer(solo: SoloStore) -> None:
-    solo.submit(ID)
-    [job] = ready(solo)
+    job = begun(solo)
     assert result(solo, wait_ms=5_000) == []
     sent = answer(solo, job, b"42")
     [heard] = [native.decode(frames[1:]) for frames in sent if frames[0] == b"client"]
@@ -109,16 +121,13 @@ def test_a_wait_ends_with_what_is_known(solo: SoloStore) -> None:
 
 def test_parts_too_large_to_be_kept_end_the_attempt_and_no_part_of_a_reply_is_an_answer() -> None:
     solo = SoloStore(partials_buffer_bytes_max=10)
-    solo.submit(ID, attempts_max=2, backoff_ms=1_000)
-    [job] = ready(solo)
+    job = begun(solo, attempts_max=2, backoff_ms=1_000)
     for index in range(3):
         solo.say(*native.encode_partial(job.identity, job.epoch, index, [b"x" * 6]), sender=WORKER)
     answer(solo, job)
     standing = solo.status(ID)
     assert (standing.state, standing.attempts) == (State.PENDING, 1)
-    before = len(solo.sent)
-    solo.wait(1.2)
-    [again] = jobs(solo.sent[before:])
+    [again] = jobs_after(solo, 1.2)
     solo.say(*native.encode_partial(again.identity, again.epoch, 0, [b"x" * 11]), sender=WORKER)
     answer(solo, again)
     standing = solo.status(ID)
@@ -127,16 +136,12 @@ def test_parts_too_large_to_be_kept_end_the_attempt_and_no_part_of_a_reply_is_an
 
 
 def test_a_failed_attempt_is_tried_again_later_and_the_worker_hears_which_it_is(solo: SoloStore) -> None:
-    solo.submit(ID, attempts_max=2, backoff_ms=1_000, headers=b"\x03\x00\x03\x01ab")
-    [job] = ready(solo)
+    job = begun(solo, attempts_max=2, backoff_ms=1_000, headers=b"\x03\x00\x03\x01ab")
     assert job.extensions.startswith(b"\x41\x00\x02\x00\x01")
     fail(solo, job)
     assert solo.status(ID).attempts == 1
-    before = len(solo.sent)
-    solo.wait(0.9)
-    assert jobs(solo.sent[before:]) == []
-    solo.wait(0.3)
-    [again] = jobs(solo.sent[before:])
+    assert jobs_after(solo, 0.9) == []
+    [again] = jobs_after(solo, 0.3)
     assert again.identity == job.identity
     assert again.extensions.startswith(b"\x41\x00\x02\x00\x02\x03\x00\x03\x01ab")
     assert again.flags & native.FLAG_REDELIVERED
@@ -146,29 +151,18 @@ def test_a_failed_attempt_is_tried_again_later_and_the_worker_hears_which_it_is(
 
 
 def test_a_handler_chooses_the_time_of_the_next_attempt(solo: SoloStore) -> None:
-    solo.submit(ID, backoff_ms=1)
-    [job] = ready(solo)
+    job = begun(solo, backoff_ms=1)
     fail(solo, job, ErrorCode.RETRY, retry_ms=3_000)
-    before = len(solo.sent)
-    solo.wait(2.8)
-    assert jobs(solo.sent[before:]) == []
-    solo.wait(0.4)
-    assert len(jobs(solo.sent[before:])) == 1
+    assert jobs_after(solo, 2.8) == []
+    assert len(jobs_after(solo, 0.4)) == 1
 
 
 def test_a_handler_that_asks_for_another_attempt_has_not_failed(solo: SoloStore) -> None:
-    solo.submit(ID)
-    [job] = ready(solo)
+    job = begun(solo)
     fail(solo, job, ErrorCode.RETRY, retry_ms=3_000)
-    store = solo.node.store
-    assert store is not None
-    assert store.state(solo.now).attempts == {
-        "answered": 0,
-        "declined": 0,
-        "failed": 0,
-        "retried": 1,
-        "returned": 0,
-    }
+    assert solo.node.store is not None
+    attempts = solo.node.store.state(solo.now).attempts
+    assert attempts == {"answered": 0, "declined": 0, "failed": 0, "retried": 1, "returned": 0}
     [service] = [each for each in solo.node.state(solo.now).broker.services if each.service == "work"]
     assert (service.failed, service.returned) == (0, 1)
 
@@ -200,8 +194,7 @@ def test_nothing_pending_has_no_age(solo: SoloStore, monkeypatch: pytest.MonkeyP
 
 
 def test_a_dead_letter_runs_again_when_somebody_says_so(solo: SoloStore) -> None:
-    solo.submit(ID, attempts_max=1)
-    [job] = ready(solo)
+    job = begun(solo, attempts_max=1)
     fail(solo, job)
     before = len(solo.sent)
     solo.ask(Service.RETRY, ID)
@@ -215,15 +208,12 @@ def test_what_was_cancelled_does_not_begin(solo: SoloStore) -> None:
     [said] = solo.ask(Service.CANCEL, ID)
     assert durable.decode(said.body[0], Standing).state == State.CANCELLED
     ready(solo)
-    before = len(solo.sent)
-    solo.wait(3.0)
-    assert jobs(solo.sent[before:]) == []
+    assert jobs_after(solo, 3.0) == []
 
 
 def test_what_was_closed_while_it_waited_at_the_broker_does_not_begin(solo: SoloStore) -> None:
     """The broker had it already: both workers' credit is used up, and it stood in the queue."""
-    solo.submit(ID)
-    [job] = ready(solo)
+    job = begun(solo)
     solo.submit(OTHER)
     solo.ask(Service.CLOSE, OTHER)
     sent = answer(solo, job)
@@ -232,8 +222,7 @@ def test_what_was_closed_while_it_waited_at_the_broker_does_not_begin(solo: Solo
 
 
 def test_an_answer_that_comes_after_the_close_is_nobodys(solo: SoloStore) -> None:
-    solo.submit(ID)
-    [job] = ready(solo)
+    job = begun(solo)
     solo.ask(Service.CLOSE, ID)
     answer(solo, job)
     assert solo.status(ID).state == State.UNKNOWN
@@ -245,11 +234,8 @@ def test_delayed_requests_begin_at_their_time_and_the_urgent_first(solo: SoloSto
     solo.submit(ID, delay_ms=2_000, body=b"late")
     solo.submit(OTHER, delay_ms=2_000, body=b"late but urgent", priority=9)
     ready(solo, credit=1)
-    before = len(solo.sent)
-    solo.wait(1.5)
-    assert jobs(solo.sent[before:]) == []
-    solo.wait(1.0)
-    [job] = jobs(solo.sent[before:])
+    assert jobs_after(solo, 1.5) == []
+    [job] = jobs_after(solo, 1.0)
     assert job.body == [b"late but urgent"]
 
 
@@ -262,8 +248,7 @@ def test_requests_expire(solo: SoloStore) -> None:
 
 def test_answers_are_kept_for_their_time() -> None:
     solo = SoloStore(StoreSettings(keep_answers_s=10.0))
-    solo.submit(ID)
-    [job] = ready(solo)
+    job = begun(solo)
     answer(solo, job)
     solo.wait(5.0)
     assert solo.status(ID).state == State.ANSWERED
@@ -282,9 +267,7 @@ def test_more_requests_than_the_broker_takes_at_once_all_run(solo: SoloStore) ->
         done += 1
         given += jobs(answer(solo, job))
         if not given:
-            before = len(solo.sent)
-            solo.wait(0.2)
-            given += jobs(solo.sent[before:])
+            given += jobs_after(solo, 0.2)
     assert done == len(ids)
     assert solo.table.totals.answered == len(ids)
 
@@ -395,9 +378,7 @@ def test_requests_that_the_broker_returns_take_no_room_for_ever(monkeypatch: pyt
     assert store.state(solo.now).attempts["returned"] > 5
     [waits] = jobs(answer(solo, busy))
     answer(solo, waits)
-    before = len(solo.sent)
-    solo.wait(0.2)
-    assert [job.identity[:16] for job in jobs(solo.sent[before:])] == [ID]
+    assert [job.identity[:16] for job in jobs_after(solo, 0.2)] == [ID]
 
 
 def test_all_that_expires_at_once_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,8 +448,7 @@ def test_a_submit_is_refused_while_what_it_becomes_on_its_way_does_not_fit(solo:
 
 def test_a_client_that_does_not_read_gets_no_more_answers_and_others_do(solo: SoloStore) -> None:
     """It hears BUSY, which is small, and asks again. Without memory nobody gets an answer."""
-    solo.submit(ID)
-    [job] = ready(solo)
+    job = begun(solo)
     answer(solo, job, bytes(1 << 20))
     fetch = durable.encode(Fetch(ID))
     ledger = solo.node.broker.ledger
