@@ -192,7 +192,23 @@ def said(folder: Path, program: str = "emq_ask.py") -> str:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
-class PublishedManager(threading.Thread):
+class Beside(threading.Thread):
+    """A thread that runs beside a block, and ends with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_over = threading.Event()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._is_over.set()
+        self.join()
+
+
+class PublishedManager(Beside):
     """A job manager that behaves as the published one: one address, whatever KBYE says, and one process.
 
     It takes the router for dead after ``silence_s`` without a message (there 15 s), and says INFORM to the
@@ -203,15 +219,6 @@ class PublishedManager(threading.Thread):
         super().__init__()
         self.router, self.silence_s = router, silence_s
         self.jobs = 0
-        self._is_over = threading.Event()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._is_over.set()
-        self.join()
 
     def run(self) -> None:
         while not self._is_over.is_set():
@@ -277,7 +284,7 @@ def subscriber(pair: Pair, topic: bytes = b"") -> Iterator[Socket]:
         yield socket
 
 
-class Publisher(threading.Thread):
+class Publisher(Beside):
     """Publishes the numbers from 1 on to a pair, one after the other, until it is stopped."""
 
     def __init__(self, pair: Pair, timeout_s: float = LIMIT_S) -> None:
@@ -285,15 +292,6 @@ class Publisher(threading.Thread):
         self.endpoints, self.timeout_s = pair.doors("fronts.emq.clients"), timeout_s
         self.confirmed: list[int] = []
         self.unknown: list[int] = []
-        self._is_over = threading.Event()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._is_over.set()
-        self.join()
 
     def wait_for(self, count: int) -> None:
         """Until it has published so many more."""
