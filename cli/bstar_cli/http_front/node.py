@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Final, Self
 
@@ -16,6 +17,7 @@ import msgspec
 import structlog
 
 from bstar.base.printable import duration
+from bstar.base.undecodable import UNDECODABLE
 from bstar.errors import ConfigurationError
 from bstar.settings import Settings
 from bstar_broker.core.snapshot import FrontState
@@ -123,5 +125,6 @@ class NodeFront:
             child.stdin.write(msgspec.json.encode(self._plan) + b"\n")
             child.stdin.flush()
             for line in child.stdout:
-                self._reported = msgspec.json.decode(line, type=FrontState), time.monotonic()
+                with suppress(*UNDECODABLE):  # what a library prints is no report
+                    self._reported = msgspec.json.decode(line, type=FrontState), time.monotonic()
             return f"status {child.wait()}"
