@@ -110,6 +110,27 @@ def test_a_worker_that_is_gone_or_of_another_service_is_an_error_at_once(name: b
 
 
 @pytest.mark.requirement("BSN-B-31")
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_name_that_a_worker_of_another_service_takes_ends_what_waits_for_it(*, is_lost: bool) -> None:
+    desk = Desk()
+    desk.ready(b"w", keepalive=KEEPALIVE + b"0001")
+    name = name_of(desk, b"w")
+    ask(desk, 1, name)
+    assert ask(desk, 2, name) == []
+    taken = desk.ready(b"other", service=b"price", keepalive=KEEPALIVE + b"0002")
+    assert errors(taken[:1]) == [(b"c", ident(2), ErrorCode.WORKER_GONE)]
+    if is_lost:
+        lost = desk.send(b"w", *native.encode_disconnect())
+        assert errors(lost) == [(b"c", ident(1), ErrorCode.WORKER_LOST)]
+    else:
+        desk.final(b"w", 1)
+    assert errors(ask(desk, 3, name)) == [(b"c", ident(3), ErrorCode.WORKER_GONE)]
+    desk.send(b"other", *native.encode_disconnect())
+    desk.wait(100.0)
+    assert is_empty(desk)
+
+
+@pytest.mark.requirement("BSN-B-31")
 def test_a_busy_worker_is_given_its_own_and_the_services_requests_in_turns() -> None:
     desk = Desk(b"w")
     desk.request(b"d", 1)

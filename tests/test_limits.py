@@ -66,6 +66,18 @@ def state(desk: Desk, service: str = "echo") -> ServiceState:
     return found
 
 
+def test_a_worker_that_is_lost_with_its_last_reply_counts_no_more() -> None:
+    """Its connection was found gone, and its reply was unread."""
+    desk = limited(running_max=2)
+    join(desk, [b"w"], credit=2, elsewhere=1)
+    assert len(given(desk.request(b"c", 1))) == 1
+    desk.broker.unreachable(b"w", desk.now)
+    desk.final(b"w", 1)
+    assert state(desk).workers == 0
+    join(desk, [b"new"], credit=2)
+    assert len(given([*desk.request(b"c", 2), *desk.request(b"c", 3)])) == 2
+
+
 # --- which entry counts -------------------------------------------------------------------------------------
 
 

@@ -148,9 +148,9 @@ class Admission:
         known = self._by_identity.get(identity)
         if known is not None:
             return self._join(known, message, now)
-        service, worker = self._services.get(message.service), ledger.named.get(name)
+        service = self._services.get(message.service)
         codec = self._codecs[message.dialect]
-        if service is None or worker is None or worker.service is not service:
+        if service is None or not ledger.offers(name, service):
             text = f"worker {printable(name)} of service {printable(message.service)} is gone"
             return self._refuse(message, codec, service, refusals.WORKER_GONE.saying(text))
         held = self._requests_of.get(sender, 0) + 1
@@ -180,7 +180,7 @@ class Admission:
             ledger.charge(sender, 1)
         self._by_identity[identity] = request
         outputs: list[Output] = []
-        self._dispatch_queued(service, now, outputs, worker)
+        self._dispatch_queued(service, now, outputs, ledger.named[name])
         return outputs
 
     # --- repetitions ----------------------------------------------------------------------------------------
@@ -192,14 +192,17 @@ class Admission:
         ask with one key: all of them get the reply (BSN-B-16).
         """
         service = request.service
-        sender = message.sender
+        sender, codec = message.sender, self._codecs[message.dialect]
+        if codec is not request.codec:
+            # A client uses the identity of a durable request, which it may have derived from a key.
+            return self._refuse(message, codec, service, refusals.ASKERS_LATE)
         if (
             message.service != service.name
             or not is_same_body(message.body, request.body)
             or message.is_once != request.is_once
             or (message.worker if type(message) is Directed else b"") != request.target
         ):
-            return self._refuse(message, request.codec, service, refusals.OTHER_BODY)
+            return self._refuse(message, codec, service, refusals.OTHER_BODY)
         if request.is_abandoned or not native.is_keyed(request.identity):
             request.sender = sender
             request.envelope = message.envelope
@@ -208,9 +211,9 @@ class Admission:
             askers = request.askers if request.askers is not None else []
             if sender != request.sender and sender not in askers:
                 if len(askers) >= ASKERS_MAX:
-                    return self._refuse(message, request.codec, service, refusals.ASKERS_FULL)
+                    return self._refuse(message, codec, service, refusals.ASKERS_FULL)
                 if request.partials:
-                    return self._refuse(message, request.codec, service, refusals.ASKERS_LATE)
+                    return self._refuse(message, codec, service, refusals.ASKERS_LATE)
                 askers.append(sender)
                 request.askers = askers
             self._extend(request, message, now)

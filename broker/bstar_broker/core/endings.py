@@ -119,7 +119,7 @@ class Endings:
             # A plain MDP client asks the node that serves.
             self.give_back(request, ledger.status(now), True, outputs, now)
             ledger.forget(request)
-        elif request.target and request.target not in ledger.named:
+        elif request.target and not ledger.offers(request.target, service):
             self._lose_target(request, how, now, outputs)
         elif request.is_once and request.deliveries:
             self._lose(request, "its worker was lost, and it must not be executed twice", now, outputs)

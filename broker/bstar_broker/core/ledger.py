@@ -103,6 +103,11 @@ class Ledger:
         service.set_gate()
         return True
 
+    def offers(self, name: bytes, service: ServiceRecord) -> bool:
+        """True if a worker of this service has this name."""
+        worker = self.named.get(name)
+        return worker is not None and worker.service is service
+
     def hold_back(self, service: ServiceRecord, until: float) -> None:
         """Its limits hold its requests back until then."""
         self.opens_at[service] = until

@@ -134,14 +134,14 @@ class WorkerRegistry:
             worker.crowd_max = worker.group.workers[0].crowd_max
         if message.keepalive:
             self._keepalives.add(worker, message.keepalive)
-        ledger.named[worker.label.encode()] = worker
+        outputs: list[Output] = []
+        self._name(worker, now, outputs)
         service.workers += 1
         service.count(worker, worker.weight(ledger.epoch))
         if worker.credit and not worker.crowd_max:
             service.idle[worker] = None
         if ledger.observer is not None:
             ledger.observer.registered(worker, now)
-        outputs: list[Output] = []
         if message.description:
             outputs += self._describe(worker, message.description)
         lease = worker.lease
@@ -183,6 +183,17 @@ class WorkerRegistry:
             elsewhere=message.elsewhere,
             told_epoch=message.epoch,
         )
+
+    def _name(self, worker: WorkerRecord, now: float, outputs: list[Output]) -> None:
+        """From now on this worker has its name. What waits for the one before it waits for this one, but not
+        at another service.
+        """
+        name, named = worker.label.encode(), self._ledger.named
+        before = named.get(name)
+        named[name] = worker
+        if before is not None and before.service is not worker.service:
+            how = "lost its name to a worker of another service"
+            self._endings.end_directed(before.service, name, how, now, outputs)
 
     def _describe(self, worker: WorkerRecord, frame: bytes) -> list[Output]:
         """Keep what it says of its service."""
@@ -324,11 +335,12 @@ class WorkerRegistry:
             self._keepalives.heard(worker, now, outputs)
         if worker.crowd_max and not worker.crowd:
             self._release(worker, now, outputs)
-        if worker.gone_at is not None:
-            if not worker.held:
-                outputs += self._lose(worker, "unreachable", now)
-        elif (
+        if worker.gone_at is not None and not worker.held:
+            outputs += self._lose(worker, "unreachable", now)
+            return
+        if (
             len(worker.in_flight) + worker.bundled < worker.credit
+            and worker.gone_at is None
             and not worker.is_ahead
             and not worker.crowd_max
         ):
