@@ -135,6 +135,59 @@ def test_parts_too_large_to_be_kept_end_the_attempt_and_no_part_of_a_reply_is_an
     assert "limits.partials_buffer_bytes_max" in standing.text
 
 
+def test_parts_that_came_while_the_node_did_not_serve_are_missed_and_the_attempt_fails() -> None:
+    """The worker goes on with an attempt while its node steps down and serves again."""
+    solo = SoloStore(worker_liveness=100, busy_timeout_s=100.0)
+    job = begun(solo, backoff_ms=1_000)
+
+    def partial(index: int) -> None:
+        solo.say(*native.encode_partial(job.identity, job.epoch, index, [b"part"]), sender=WORKER)
+
+    partial(0)
+    solo.step_down()
+    partial(1)
+    solo.miss_peer()
+    solo.ask(Service.STATUS, durable.encode(Fetch(ID)))  # the vote
+    solo.tick(0.1)
+    answer(solo, job)
+    standing = solo.status(ID)
+    assert (standing.state, standing.attempts) == (State.PENDING, 1)
+    assert "came while it was given up" in standing.text
+
+
+def test_an_error_of_a_worker_with_a_code_of_a_later_release_is_a_failed_attempt(solo: SoloStore) -> None:
+    job = begun(solo)
+    head = native.header(native.ERROR, identity=job.identity, epoch=job.epoch, value=99)
+    solo.say(head, b"new trouble", sender=WORKER)
+    standing = solo.status(ID)
+    assert (standing.state, standing.attempts, standing.text) == (State.PENDING, 1, "new trouble")
+
+
+def test_a_request_with_the_identity_of_a_durable_one_neither_ends_nor_delays_it_for_ever(
+    solo: SoloStore,
+) -> None:
+    """Who knows service and key of a durable request can make its identity."""
+
+    def steal() -> native.Message | None:
+        frames = native.encode_request(runner.identity_of(ID), b"work", [b"other"])
+        answers = [each for each in solo.say(*frames, sender=b"thief") if each[0] == b"thief"]
+        return native.decode(answers[0][1:]) if answers else None
+
+    job = begun(solo)
+    refusal = steal()
+    assert refusal is not None
+    assert refusal.command == native.BUSY
+    fail(solo, job, ErrorCode.RETRY, retry_ms=1_000)
+    assert steal() is None, "its own request, as long as the store has none at the broker"
+    [stolen] = jobs(solo.sent[-1:])
+    assert jobs_after(solo, 2.0) == []
+    answer(solo, stolen)
+    [again] = jobs_after(solo, 1.0)
+    assert (again.identity, again.body) == (job.identity, [b"x"])
+    answer(solo, again, b"done")
+    assert result(solo)[0][1] == [b"done"]
+
+
 def test_a_failed_attempt_is_tried_again_later_and_the_worker_hears_which_it_is(solo: SoloStore) -> None:
     job = begun(solo, attempts_max=2, backoff_ms=1_000, headers=b"\x03\x00\x03\x01ab")
     assert job.extensions.startswith(b"\x41\x00\x02\x00\x01")

@@ -427,6 +427,13 @@ def test_a_schedule_of_no_job_is_refused(planner: EmqStage) -> None:
     assert planner.drops()["emq-schedule-job"] == 1
 
 
+def test_a_schedule_nested_as_deep_as_a_decoder_reads_ends_nothing(planner: EmqStage) -> None:
+    """To write JSON takes a little more of the stack than to read it."""
+    for depth in range(900, 1_000):
+        planner.schedules(interval_s=10, message=job().replace(b"[]", b"[" * depth + b"]" * depth, 1))
+    assert "emq-schedule-job" in planner.drops()
+
+
 def test_a_schedule_survives_in_the_store_and_not_in_memory(planner: EmqStage) -> None:
     planner.schedules("nohaste", interval_s=10)
     planner.step_down()

@@ -246,8 +246,12 @@ class SoloStore(PlayedDisk):
     def miss_peer(self) -> None:
         """The peer falls silent for so long that a client's request is the vote."""
         for _ in range(30):
-            self.now += 0.25
-            self.carry_out(self.node.step(Tick(), self.now))
+            self.tick(0.25)
+
+    def tick(self, seconds: float) -> None:
+        """Time passes without a word of the peer."""
+        self.now += seconds
+        self.carry_out(self.node.step(Tick(), self.now))
 
     def grant(self) -> None:
         """The arbiter grants the claim that is under way."""

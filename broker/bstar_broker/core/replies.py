@@ -14,7 +14,10 @@ from bstar_broker.core.registry import WorkerRegistry
 
 # Frames of PARTIALs held for one reply. Each costs an object, even one without a byte.
 _HELD_FRAMES_MAX = 100_000
-_INCOMPLETE = b"the parts before its last one are too large to be kept: limits.partials_buffer_bytes_max"
+_INCOMPLETE = (
+    b"parts of its reply were dropped: they came while it was given up, or are larger than "
+    b"limits.partials_buffer_bytes_max"
+)
 
 
 class Replies:
@@ -48,7 +51,7 @@ class Replies:
         else:
             tally.observe_latency(now - request.accepted_at)
             if type(message) is Final and request.held is None and request.held_bytes:
-                self._lose(request, now, outputs)  # it was given up, and asked for again since
+                self._lose(request, now, outputs)
             elif type(message) is Final:
                 tally.answered += 1
                 body = message.body
@@ -115,8 +118,12 @@ class Replies:
         assert type(message) is Partial
         if request.is_abandoned:
             ledger.drop("late-reply")
-            # It counts anyway: a client that returns for the rest sees the gap (BSN-B-15).
-            request.partials += request.codec.is_streaming
+            # It counts anyway: a client that returns for the rest sees the gap (BSN-B-15). One that takes
+            # one reply only gets none (``_hold``).
+            if request.codec.is_streaming:
+                request.partials += 1
+            else:
+                request.held, request.held_bytes = None, request.held_bytes or 1
             return outputs
         if not request.codec.is_streaming:
             self._hold(request, message.body, now, outputs)
@@ -143,8 +150,8 @@ class Replies:
     def _hold(self, request: Accepted, body: list[bytes], now: float, outputs: list[Output]) -> None:
         """Keep a PARTIAL for a client that takes one reply only; all of them leave as one (6.7-3).
 
-        ``held`` is None and ``held_bytes`` not 0 once there were too many, or since it was cancelled: the
-        reply is not whole, also for who asks again meanwhile.
+        ``held`` is None and ``held_bytes`` not 0 once there were too many, or some were dropped while it was
+        abandoned: the reply is not whole, also for who asks again meanwhile.
         """
         if request.held is None and request.held_bytes:
             return

@@ -171,9 +171,12 @@ def decode_job(message: bytes) -> Job:
 def schedule_id(job: Job) -> str:
     """The identity of a schedule: SHA-1 hex of the call's JSON, keys sorted (PROTOCOLS.md 12.7).
 
-    Queue, headers and interval are not part of it.
+    Queue, headers and interval are not part of it. RemoteProtocolError if its arguments are nested too deep.
     """
-    text = json.dumps(msgspec.structs.asdict(job), sort_keys=True)
+    try:
+        text = json.dumps(msgspec.structs.asdict(job), sort_keys=True)
+    except RecursionError as error:
+        raise RemoteProtocolError("job", f"the message is no job: {error}") from error
     return hashlib.sha1(text.encode("ascii"), usedforsecurity=False).hexdigest()
 
 

@@ -41,7 +41,8 @@ _PAUSE_S = 0.1
 _NUMBER = (1 << 62).to_bytes(8, "big")
 # The extension that carries the number of the attempt (docs/protocol/native.md, section 4).
 _ATTEMPT = b"\x41\x00\x02"
-_CAUSES = {
+# Workers of other releases may send codes that this one does not know.
+_CAUSES: dict[int, Cause] = {
     ErrorCode.POISON: Cause.POISON,
     ErrorCode.INVALID: Cause.REJECTED,
     ErrorCode.NOT_ALLOWED: Cause.REJECTED,
@@ -259,7 +260,7 @@ class Runner:
             elif ending.code:
                 end = "retried" if ending.code == ErrorCode.RETRY else "failed"
                 self.attempts["declined" if ending.is_declined else end] += 1
-                cause = _CAUSES.get(ErrorCode(ending.code), Cause.FAILED)
+                cause = _CAUSES.get(ending.code, Cause.FAILED)
                 is_final = ending.is_declined or cause is not Cause.FAILED
                 self.commands.append(Failed(request, cause, ending.text, ending.retry_ms, is_final))
             else:
