@@ -16,7 +16,7 @@ RUN python3 -m venv /opt/bstar
 # Dependencies change less often than the program: their layer is kept until they do.
 COPY constraints.txt ./
 RUN /opt/bstar/bin/pip install --disable-pip-version-check --no-input --no-cache-dir --constraint constraints.txt \
-    pyzmq msgspec transitions PyYAML prometheus-client typer rich structlog cronsim tzdata starlette uvicorn h11 websockets jsonschema
+    pyzmq msgspec transitions PyYAML prometheus-client typer rich cronsim tzdata starlette uvicorn h11 websockets jsonschema
 COPY . .
 RUN /opt/bstar/bin/pip install --disable-pip-version-check --no-input --no-cache-dir --constraint constraints.txt '.[http,schema]' \
  && /opt/bstar/bin/pip check \

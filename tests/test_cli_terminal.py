@@ -16,15 +16,16 @@ from typing import Any, TextIO
 
 import msgspec
 import pytest
-import structlog
 from rich.table import Table
 
+from bstar.base.printable import lines
 from bstar_broker.core.snapshot import FrontState
 from bstar_cli import exits, logs
 from bstar_cli.diagnosis import Seen
+from bstar_cli.logs import EventLog, has_colours
 from bstar_cli.main import main
 from bstar_cli.status import _fronts_table, _nodes_table, _services_table, _stores_table
-from bstar_cli.terminal import has_colours, json_line, lines, print_tables
+from bstar_cli.terminal import json_line, print_tables
 from bstar_client import BstarError, HAClient, Worker
 from bstar_client.calls.status import NodeReport
 from support.brokers import lone_broker
@@ -160,7 +161,6 @@ def _own_logging() -> Iterator[None]:
     before = (root.handlers[:], root.level)
     yield
     root.handlers[:], root.level = before
-    structlog.reset_defaults()
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_logs_have_colours_on_a_terminal_that_wants_them(
     assert has_colours(out) is wanted
     monkeypatch.setattr(sys, "stderr", out)
     logs.configure_logs("info", "console")
-    structlog.get_logger("bstar").info("ready", pid=1)
+    EventLog("bstar").info("ready", pid=1)
     assert ("\x1b[" in out.getvalue()) is wanted
     assert "ready" in out.getvalue()
 
@@ -197,11 +197,40 @@ def test_a_log_line_with_foreign_text_is_one_line_and_moves_no_terminal(
     out = io.StringIO()
     monkeypatch.setattr(sys, "stderr", out)
     logs.configure_logs("info", form)
-    structlog.get_logger("bstar").warning(EVIL, service=EVIL, bare="\x1bc")
+    EventLog("bstar").warning(EVIL, service=EVIL, bare="\x1bc")
     logging.getLogger("bstar_client").warning("failed: %s", EVIL)
     shown = out.getvalue()
     assert is_harmless(shown)
     assert shown.count("\n") == 2
+
+
+@pytest.mark.usefixtures("_own_logging")
+def test_an_event_has_its_fields_and_those_of_an_applications_own_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown: dict[str, list[str]] = {}
+    for form in ("console", "json"):
+        monkeypatch.setattr(sys, "stderr", out := io.StringIO())
+        logs.configure_logs("info", form, process="2")
+        EventLog("bstar.run").warning("a process ended", pid=7, name="a b", args=None)
+        logging.getLogger("shop").info("%d orders", 3, extra={"customer": 4})
+        shown[form] = out.getvalue().splitlines()
+    first, second = (json.loads(line) for line in shown["json"])
+    assert first.pop("timestamp") <= second.pop("timestamp")
+    assert first == {
+        "level": "warning",
+        "logger": "bstar.run",
+        "event": "a process ended",
+        "process": "2",
+        "pid": 7,
+        "name": "a b",
+        "args": None,
+    }
+    assert second == {"level": "info", "logger": "shop", "event": "3 orders", "process": "2", "customer": 4}
+    assert [line.partition(" ")[2] for line in shown["console"]] == [
+        "[warning  ] a process ended [bstar.run] args=None name='a b' pid=7 process=2",
+        "[info     ] 3 orders [shop] customer=4 process=2",
+    ]
 
 
 def raised(error: Exception) -> Exception:

@@ -4,11 +4,10 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import structlog
 import typer
 
 import bstar
-from bstar_cli.logs import LogOptions
+from bstar_cli.logs import EventLog, LogOptions
 from bstar_cli.options import ServedHttp, check_listens
 
 
@@ -65,7 +64,7 @@ def arbiter(
     check_listens("--bind", bind, key, principals, is_insecure=insecure)
     place = http.place()
     logs.configure()
-    log = structlog.get_logger("bstar")
+    log = EventLog("bstar")
     # A wrong option is found without the sockets.
     from bstar.net.curve import NodeSecurity  # noqa: PLC0415
     from bstar.net.descriptors import raise_limit  # noqa: PLC0415

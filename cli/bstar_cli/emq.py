@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import structlog
 import typer
 
 from bstar.base.printable import printable
 from bstar.security import Security
 from bstar.settings.document import Problems, locator, read_document
-from bstar_cli.logs import LogOptions
+from bstar_cli.logs import EventLog, LogOptions
 from bstar_cli.options import refuse
 from bstar_cli.terminal import json_line
 from bstar_client.emq import EmqJobManager, ask_router
@@ -94,7 +93,7 @@ def emq_jobmanager(
     # As python -m does, so that jobs are found where their author stands.
     if "" not in sys.path:
         sys.path.insert(0, "")
-    log = structlog.get_logger("bstar.emq")
+    log = EventLog("bstar.emq")
     with EmqJobManager(routers, security=Security.from_environment(), **given) as manager:  # type: ignore[arg-type]  # checked there
         log.info("started", routers=routers, processes=manager.options.processes, pid=os.getpid())
         manager.run()

@@ -15,7 +15,7 @@ import sys
 _INTERRUPTED = 130
 _USAGE = 2
 
-_EXTRA_MODULES = frozenset({"prometheus_client", "rich", "structlog", "typer", "yaml"})
+_EXTRA_MODULES = frozenset({"prometheus_client", "rich", "typer", "yaml"})
 
 # Not if the parent ignores the signal, as nohup and a shell's & do.
 _is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import typer
 
+from bstar.base.printable import lines
 from bstar.base.undecodable import UNDECODABLE
 from bstar.errors import ConfigurationError
-from bstar_cli.terminal import lines
 
 BODY_HELP = (
     "One frame each: a text, - for standard input, @FILE for a file, @@text for @text. "

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 import bstar
-from bstar.base.printable import printable
+from bstar.base.printable import lines, printable
 from bstar.errors import BstarError, ConfigurationError, PairError, PipelineError
 from bstar_cli import exits
 from bstar_cli.options import grouped
@@ -134,7 +134,7 @@ def _run(arguments: list[str] | None) -> int:
         wrong = (
             "wrong usage or configuration" if isinstance(error, ConfigurationError) else type(error).__name__
         )
-        from bstar_cli.terminal import data_of, lines  # noqa: PLC0415 - it takes rich along
+        from bstar_cli.terminal import data_of  # noqa: PLC0415 - it takes rich along
 
         # Our own sentences may have several lines; what a node or a handler says is on one.
         text = lines(str(error)) if isinstance(error, _OWN_ERRORS) else printable(str(error), _TEXT_CHARS_MAX)

@@ -22,12 +22,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Self
 
 import msgspec
-import structlog
 import typer
 
 from bstar.errors import ConfigurationError
 from bstar_cli import exits
-from bstar_cli.logs import LogOptions
+from bstar_cli.logs import EventLog, LogOptions
 from bstar_cli.options import ServedHttp, refuse
 from bstar_client.core.figures import WorkerFigures
 
@@ -225,7 +224,7 @@ class _Supervisor:
         self._changed_at = 0.0
         self._requests_max = requests_max
         self._memory_bytes_max = memory_bytes_max
-        self._log = structlog.get_logger("bstar.run")
+        self._log = EventLog("bstar.run")
         self._signals = 0
         self._was_killed = False
         self._has_served = False

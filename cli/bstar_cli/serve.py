@@ -6,13 +6,11 @@ from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-import structlog
-
 import bstar
 from bstar.errors import PairError
 from bstar.host.service_manager import ServiceManager
 from bstar.settings import RESERVED_VARIABLES, Settings, node_warnings
-from bstar_cli.logs import configure_logs
+from bstar_cli.logs import EventLog, configure_logs
 from bstar_cli.options import NodeConfiguration, refuse
 
 if TYPE_CHECKING:
@@ -53,7 +51,7 @@ def serve(node: NodeConfiguration) -> None:
     )
     settings = node.settings()
     configure_logs(settings.log.level, settings.log.format)
-    log = structlog.get_logger("bstar")
+    log = EventLog("bstar")
     manager = ServiceManager.of(os.environ, os.getpid())
 
     def follow(reload: "Reload") -> None:

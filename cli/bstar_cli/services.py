@@ -10,7 +10,7 @@ from typing import Annotated, Final, NoReturn, TypeVar
 import msgspec
 import typer
 
-from bstar.base.printable import counted, printable
+from bstar.base.printable import counted, lines, printable
 from bstar.base.undecodable import UNDECODABLE
 from bstar.errors import ConfigurationError, NoActiveNodeError, RemoteProtocolError
 from bstar.security import Security
@@ -19,7 +19,7 @@ from bstar.wire.mmi import NOT_FOUND, OK, PREFIX, Service
 from bstar_cli import exits
 from bstar_cli.options import Nodes, grouped, refuse
 from bstar_cli.schemas import UncheckableError, misfits, mixture, outline, versions_text
-from bstar_cli.terminal import cell, json_line, lines, print_tables, table
+from bstar_cli.terminal import cell, json_line, print_tables, table
 from bstar_client.arguments.codecs import codec_of
 from bstar_client.calls.status import NodeAnswer, ask_nodes
 

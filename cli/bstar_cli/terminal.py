@@ -5,10 +5,8 @@ Names of services, errors and replies come from the network, and a terminal obey
 """
 
 import json
-import os
 import sys
 from collections.abc import Iterable
-from typing import TextIO
 
 import msgspec
 from rich.console import Console
@@ -37,15 +35,6 @@ def sentence(value: object, style: str = "") -> Text:
     return Text(printable(str(value), _SENTENCE_CHARS_MAX), style=style)
 
 
-def lines(text: str | bytes) -> str:
-    """A text whose line breaks and tabs are its own, and stay; all else is written as by ``printable``."""
-    if isinstance(text, bytes):
-        text = text.decode("utf-8", "backslashreplace")
-    return "\n".join(
-        "\t".join(printable(part, len(part) + 1) for part in line.split("\t")) for line in text.split("\n")
-    )
-
-
 def error_fields(error: CallError) -> dict[str, object]:
     """An error of a call, for JSON."""
     name, may_have = type(error).__name__, error.may_have_executed
@@ -69,11 +58,6 @@ def json_line(value: object) -> str:
         return text
     # Only strings hold such characters, and there an escape means the same.
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
-
-
-def has_colours(stream: TextIO) -> bool:
-    """True if colours may be written. To a terminal that has them, unless NO_COLOR (no-color.org) says no."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def table(words: Iterable[str], numbers: Iterable[str] = (), *, no_wrap: bool = False) -> Table:

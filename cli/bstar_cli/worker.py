@@ -4,14 +4,13 @@ import os
 import time
 from typing import Annotated, cast
 
-import structlog
 import typer
 
 from bstar.base.printable import printable
 from bstar.errors import ConfigurationError
 from bstar.wire.limits import CREDIT_MAX
 from bstar_cli.importing import imported
-from bstar_cli.logs import LogOptions
+from bstar_cli.logs import EventLog, LogOptions
 from bstar_cli.options import KeptJournal, Nodes, ServedHttp, refuse
 from bstar_client import Handler, ReplyMemory, ReplyStore, Request, Worker, WorkerHooks
 from bstar_client.arguments.checks import check_handler
@@ -95,7 +94,7 @@ def worker(
     """
     logs.configure()
     refuse(seconds is not None and handler != "sleep", "--seconds is for the handler sleep")
-    log = structlog.get_logger("bstar.worker")
+    log = EventLog("bstar.worker")
     instance = Worker(
         nodes.fleet(),
         service,
@@ -132,7 +131,7 @@ def _store(path: str | None) -> ReplyStore | None:
 class _Reports(WorkerHooks):
     """Logs each registration, and when the worker begins to serve and when no node has it any more."""
 
-    def __init__(self, log: structlog.stdlib.BoundLogger) -> None:
+    def __init__(self, log: EventLog) -> None:
         self._log = log
         self._endpoints: set[str] = set()
 

@@ -34,6 +34,15 @@ def printable(text: str | bytes, chars_max: int = _CHARS_MAX) -> str:
     )
 
 
+def lines(text: str | bytes) -> str:
+    """A text whose line breaks and tabs are its own, and stay; all else is written as by ``printable``."""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "backslashreplace")
+    return "\n".join(
+        "\t".join(printable(part, len(part) + 1) for part in line.split("\t")) for line in text.split("\n")
+    )
+
+
 def brief(body: object) -> str:
     """A body for a repr: how its first frame begins, and how much more there is."""
     if isinstance(body, bytes | bytearray | memoryview):

@@ -13,12 +13,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from bstar.base.printable import lines
 from bstar_cli import exits
 from bstar_cli.bench.plan import Case, ClientKind, EchoPlan, Job, Side, Turn, shares_of
 from bstar_cli.bench.report import Asked, Document
 from bstar_cli.bench.results import Result, ratio_of, row_of
 from bstar_cli.bench.stage import BenchError, Stage, cpu_of
-from bstar_cli.terminal import lines
 
 
 class Rounds:

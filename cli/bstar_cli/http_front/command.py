@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import structlog
 import typer
 
 from bstar.base.endpoints import parse_http_bind
@@ -16,7 +15,7 @@ from bstar.net.http_endpoint import HttpEndpoint, HttpPlace, metrics_page, proce
 from bstar.settings.principals import load_principals
 from bstar_broker.core.snapshot import FrontState
 from bstar_cli.http_front.plan import HttpPlan, bind, check_tls, front_settings, url_of
-from bstar_cli.logs import LogOptions
+from bstar_cli.logs import EventLog, LogOptions
 from bstar_cli.options import Nodes, refuse
 
 
@@ -123,7 +122,7 @@ def http(
     check_tls(plan.tls, "--tls-cert, --tls-key")
     if plan.principals is not None:
         load_principals(plan.principals)
-    log = structlog.get_logger("bstar.http")
+    log = EventLog("bstar.http")
     with bind(listen, "--listen") as listener, _exposed(place, states):
         log.info("ready", url=url_of(listener, plan), tokens=plan.principals is not None)
         asyncio.run(serve_http(plan, fleet, security, listener, Stopper(), states.append))

@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from typing import Final, Self
 
 import msgspec
-import structlog
 
 from bstar.base.printable import duration
 from bstar.base.undecodable import UNDECODABLE
@@ -22,6 +21,7 @@ from bstar.errors import ConfigurationError
 from bstar.settings import Settings
 from bstar_broker.core.snapshot import FrontState
 from bstar_cli.http_front.plan import bind, node_plan, url_of
+from bstar_cli.logs import EventLog
 
 # The pause before a child that died is started again doubles, up to the maximum.
 _PAUSE_MIN_S: Final = 0.2
@@ -45,7 +45,7 @@ class NodeFront:
                 f"fronts.http.bind: {missing} is not installed: pip install '.[http]' in a clone of bstar"
             )
         assert settings.fronts.http.bind is not None
-        self._log = structlog.get_logger("bstar.http")
+        self._log = EventLog("bstar.http")
         self._listener = bind(settings.fronts.http.bind, "fronts.http.bind")
         try:
             self._plan = node_plan(settings, self._listener.fileno())
