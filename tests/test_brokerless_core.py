@@ -426,6 +426,17 @@ def test_beginning_anew_sends_every_request_again_and_ends_each_once(name: str) 
     assert [desk.reply_of(call).body for call in calls] == [b"re 0", b"re 1", b"re 2"]
 
 
+@pytest.mark.parametrize("name", DESKS)
+def test_a_call_that_the_session_has_is_not_begun_again(name: str) -> None:
+    """An interrupted turn left it in the inbox behind one that was refused."""
+    desk = DESKS[name]()
+    call = desk.call(b"1")
+    desk.take(desk.session.restart([call], desk.now))
+    desk.take(desk.session.submit_all([call], desk.now))
+    desk.take(desk.session.close(desk.now))
+    assert desk.ends(call) == 1
+
+
 def answer(desk: Desk, node: int, frames: list[bytes]) -> None:
     if frames != [b"PING"]:
         desk.hear(node, *frames[:-1], b"re " + frames[-1])

@@ -741,6 +741,17 @@ def test_beginning_anew_keeps_deadlines_and_those_who_share_a_key(served: Desk) 
     assert served.session.outstanding == 0
 
 
+def test_a_call_that_the_session_has_is_not_begun_again(desk: Desk) -> None:
+    """An interrupted turn left it in the inbox behind one that was refused: it was sent twice."""
+    call = desk.call(idempotent=False)
+    desk.take(desk.session.restart([call], desk.now))
+    desk.take(desk.session.submit_all([call], desk.now))
+    desk.connect(0, status(ACTIVE))
+    assert len(desk.requests()) == 1
+    desk.final(0, call)
+    assert desk.session.outstanding == 0
+
+
 def test_beginning_anew_ends_a_stream_that_has_begun(served: Desk) -> None:
     begun, fresh = served.call(stream=True), served.call(stream=True)
     served.partial(0, begun, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import errno
 import itertools
 import sys
 import threading
@@ -18,6 +19,7 @@ import zmq
 from bstar.errors import BstarError, ClosedError, LocalProtocolError, OutcomeUnknownError
 from bstar.wire.messages import Request
 from bstar_client import Disconnected, Event, HAClient, Reply
+from bstar_client.core import nodes
 from bstar_client.core.calls import Outcome
 from bstar_client.links.link import Link
 from bstar_client.sync import client_loop as driving
@@ -117,6 +119,35 @@ def test_a_stream_that_nobody_reads_is_sent_and_collected(client: HAClient, brok
     replies = client.stream("stream", b"")
     broker.wait_for(lambda: len(broker.requests()) == 1)
     assert [reply.body for reply in replies] == [b"part", b"end"]
+
+
+def test_a_stream_that_begins_as_the_leader_leaves_is_sent(
+    broker: ScriptedBroker, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It found a leader, which did not look again, and went out with the next PING."""
+    monkeypatch.setattr(nodes, "IDLE_PING_INTERVAL_S", 1e6)
+    monkeypatch.setattr(driving, "_LOOK_S", 0.001)
+    leading, is_begun = threading.Event(), threading.Event()
+
+    def leave() -> bool:
+        leading.set()
+        assert is_begun.wait(WAIT_S)
+        return False
+
+    with HAClient(broker.endpoint, timeout=WAIT_S) as client:
+        loop = client._loop
+        assert client.request("echo", b"").body == b""
+        asleep = threading.Event()
+        for _ in range(int(WAIT_S * 1000)):
+            if loop._standby_until:
+                break
+            asleep.wait(0.001)
+        left = pool.submit(loop._lead_while, leave)
+        assert leading.wait(WAIT_S)
+        client.stream("echo", b"now")
+        is_begun.set()
+        assert left.result(WAIT_S)
+        broker.wait_for(lambda: len(broker.requests()) == 2)
 
 
 def test_while_nobody_waits_the_nodes_are_still_watched(broker: ScriptedBroker) -> None:
@@ -245,6 +276,64 @@ def test_map_takes_what_is_told_twice_for_one(client: HAClient) -> None:
     client._delivery._put = put_twice  # type: ignore[method-assign]  # that is the point
     bodies = [b"%d" % number for number in range(50)]
     assert [reply.body for reply in client.map("echo", bodies, window=7)] == bodies
+
+
+# --- the end ------------------------------------------------------------------------------------------------
+
+
+def test_a_leader_that_is_interrupted_to_close_the_client_does_not_wait_for_itself(
+    broker: ScriptedBroker,
+    client: HAClient,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a handler of SIGTERM: it waited for five seconds, and the log blamed an observer."""
+    links = client._loop._delivery.links
+    broker.on_request = lambda request: []
+    wait = links.wait
+
+    def interrupted(timeout_ms: int) -> None:
+        if broker.requests() and client._loop._lead.is_here():
+            client.close()
+        wait(timeout_ms)
+
+    monkeypatch.setattr(links, "wait", interrupted)
+    with pytest.raises(OutcomeUnknownError, match="closed"):
+        client.request("held", b"")
+    client._loop._thread.join(WAIT_S)
+    assert not client._loop._thread.is_alive()
+    assert "did not end" not in caplog.text
+
+
+def test_a_signal_handler_may_close_a_client_that_is_being_closed(
+    client: HAClient, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for a lock that its own thread held."""
+    stop, interrupts = client._loop.stop, [client.close]
+
+    def interrupted() -> None:
+        stop()
+        if interrupts:
+            interrupts.pop()()
+
+    monkeypatch.setattr(client._loop, "stop", interrupted)
+    pool.submit(client.close).result(WAIT_S)
+    assert not client._loop._thread.is_alive()
+
+
+def test_a_fleet_whose_sockets_cannot_be_opened_ends_its_calls(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end began with new sockets, and its callers waited for ever."""
+
+    def refuse(link: Link) -> None:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    monkeypatch.setattr(Link, "open", refuse)
+    with HAClient([[f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}"] for port in (1, 3)]) as client:
+        asked = pool.submit(client.request, "echo", b"", timeout=None)
+        with pytest.raises(ClosedError):
+            asked.result(WAIT_S)
 
 
 # --- interruptions ------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from bstar_client import (
 )
 from bstar_testing import FakePair, HarnessError, Pair, fake
 from bstar_testing.memory import world
+from support.waiting import LIMIT_S
 
 
 def echo(request: Request) -> bytes:
@@ -435,6 +436,32 @@ def test_futures_may_be_waited_for() -> None:
         calls = [client.begin("echo", b"x"), client.begin("nobody", b"", timeout=5)]
         done, pending = futures.wait(calls)
         assert (done, pending) == (set(calls), set())
+
+
+def test_who_would_wait_for_itself_is_refused_as_on_sockets() -> None:
+    """In an observer it stopped the pair, and in a callback it worked here alone."""
+    pair, said = fake({"echo": echo}), futures.Future[object]()
+    with pair as client:
+
+        def ask(_: object) -> None:
+            try:
+                client.request("echo", b"")
+            except LocalProtocolError as error:
+                said.set_result(error)
+
+        client.request("echo", b"x")
+        client.begin("echo", b"x").add_done_callback(ask)
+        assert "cannot wait" in str(said.result(LIMIT_S))
+        said = futures.Future[object]()
+        following = futures.Future[Any]()
+        client.begin("echo", b"x").add_done_callback(
+            lambda _: following.set_result(client.begin("echo", b"y"))
+        )
+        assert following.result(LIMIT_S).result().body == b"y"
+        client.observe(lambda event: None if said.done() else ask(event))
+        pair.fail_over()
+        assert client.request("echo", b"z").body == b"z"
+        assert "cannot wait" in str(said.result(LIMIT_S))
 
 
 def test_who_waits_for_a_future_that_never_ends_is_told_so() -> None:

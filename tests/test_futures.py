@@ -3,8 +3,9 @@
 import asyncio
 import queue
 import threading
-from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, CancelledError, as_completed, wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, as_completed, wait
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from bstar_client import (
     ClosedError,
     HAClient,
     HandlerError,
+    LocalProtocolError,
     NoActiveNodeError,
     Request,
     Worker,
@@ -96,6 +98,44 @@ def test_callbacks_and_other_waiters_see_the_end(client: HAClient) -> None:
     future.add_done_callback(lambda done: called.put(done.result().body))
     assert wait([future], LIMIT_S, FIRST_COMPLETED).done == {future}
     assert called.get(timeout=LIMIT_S) == b"x"
+
+
+def in_callback(client: HAClient, act: Callable[[], Any]) -> Any:
+    """What ``act`` returns, or raises, in a callback of a future."""
+    ended: Future[Any] = Future()
+
+    def call(_: object) -> None:
+        try:
+            ended.set_result(act())
+        except Exception as error:  # noqa: BLE001 - the test raises it
+            ended.set_exception(error)
+
+    client.begin("echo", b"x").add_done_callback(call)
+    return ended.result(LIMIT_S)
+
+
+def test_a_callback_may_begin_the_next_call(client: HAClient) -> None:
+    """It ended the client: the callback runs in the middle of a turn, and began another one."""
+    for number in range(20):
+        following = in_callback(client, lambda: client.begin("echo", b"next"))
+        assert following.result(LIMIT_S).body == b"next", number
+    assert [each.body for each in in_callback(client, lambda: client.stream("echo", b"y"))] == [b"y"]
+
+
+def test_a_callback_that_would_wait_for_itself_is_refused(client: HAClient) -> None:
+    unended = client.begin("nobody", b"", timeout=None)
+    for wait_here in (lambda: client.request("echo", b""), unended.result, unended.exception):
+        with pytest.raises(LocalProtocolError, match="cannot wait"):
+            in_callback(client, wait_here)
+    assert unended.cancel()
+
+
+def test_a_callback_may_close_the_client(
+    pair: Pair, client: HAClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with HAClient(pair.endpoints) as other:
+        in_callback(other, other.close)
+    assert "did not end" not in caplog.text
 
 
 def test_cancel_ends_the_call_and_its_handler(pair: Pair) -> None:

@@ -5,7 +5,6 @@ is the number of unread tuples.
 """
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,8 +39,6 @@ class Delivery:
         self.journal: CallJournal | None = None
         self.tracer: CallTracer | None = None
         self.observers = [] if on_event is None else [on_event]
-        # The thread that calls observers now, else 0.
-        self.announcing_in = 0
         # For shells with threads: the calls without an outcome, and the sinks with a waiting caller.
         self.open: dict[Call, None] = {}
         self.waiting: dict[Any, None] = {}
@@ -151,12 +148,8 @@ class Delivery:
 
     def _tell(self, observers: Sequence[Callable[[T], object]], news: T) -> None:
         """Call the program's own functions. They must not wait for the client."""
-        self.announcing_in = threading.get_ident()
-        try:
-            for observer in observers:
-                try:
-                    observer(news)
-                except Exception:  # noqa: BLE001 - whatever it is, it is the observer's
-                    _log.exception("an observer failed on %r", news)
-        finally:
-            self.announcing_in = 0
+        for observer in observers:
+            try:
+                observer(news)
+            except Exception:  # noqa: BLE001 - whatever it is, it is the observer's
+                _log.exception("an observer failed on %r", news)

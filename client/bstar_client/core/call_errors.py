@@ -13,6 +13,7 @@ from bstar.errors import (
     ClosedError,
     DeclinedError,
     HandlerError,
+    LocalProtocolError,
     NoActiveNodeError,
     OutcomeUnknownError,
     RemoteProtocolError,
@@ -152,6 +153,13 @@ def closed(call: Call) -> BstarError:
 def already_closed() -> ClosedError:
     """The call came after the client was closed."""
     return ClosedError("the client is closed; the request was not sent")
+
+
+def waits_for_itself() -> LocalProtocolError:
+    """A thread in the middle of the client's work asks the client for a reply."""
+    return LocalProtocolError(
+        "an observer, a callback or a signal handler cannot wait for a reply here: the client waits for it"
+    )
 
 
 def too_many_outstanding(outstanding: int) -> BusyError:

@@ -70,7 +70,7 @@ class ClientCore(Protocol):
         ...
 
     def submit(self, call: Call, now: float) -> list[Output]:
-        """Begin a call."""
+        """Begin a call, unless the core has it already."""
         ...
 
     def submit_all(self, calls: Sequence[Call], now: float) -> list[Output]:

@@ -2,7 +2,6 @@
 
 import os
 import queue
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import islice
@@ -20,7 +19,6 @@ class Caller(ClientBase):
     """Base of the clients for threads."""
 
     def _init_shell(self) -> None:
-        self._close_lock = threading.Lock()
         self._loop = self._new_loop()
 
     def _new_loop(self) -> ClientLoop:
@@ -54,7 +52,7 @@ class Caller(ClientBase):
         return future
 
     def _new_future(self) -> CallFuture[Any]:
-        return CallFuture(self._loop.unawaited, self._abandon, self._explain)
+        return CallFuture(self._loop, self._abandon, self._explain)
 
     def _replies_of(self, make_call: Callable[[Sink], Call]) -> Generator[Reply, None, None]:
         """Make the call of a stream for a sink, send it now, and yield its replies."""
@@ -132,9 +130,7 @@ class Caller(ClientBase):
         """End every outstanding call with an error that says what is known of it, and release everything.
         Idempotent.
         """
-        if self._pid != os.getpid():
-            return
-        with self._close_lock:
+        if self._pid == os.getpid():
             self._loop.close()
 
     def __enter__(self) -> Self:

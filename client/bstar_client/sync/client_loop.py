@@ -27,12 +27,12 @@ from typing import Any
 
 import zmq
 
-from bstar.errors import CallTimeoutError, ConfigurationError, LocalProtocolError
+from bstar.errors import CallTimeoutError, ConfigurationError
 from bstar_client.arguments.settings import ClientSettings
 from bstar_client.calls.delivery import Delivery
-from bstar_client.core.call_errors import already_closed
+from bstar_client.core.call_errors import already_closed, waits_for_itself
 from bstar_client.core.calls import Call, Outcome
-from bstar_client.core.outputs import ClientCore
+from bstar_client.core.outputs import ClientCore, Reset
 from bstar_client.links.links import Links, timeout_ms
 from bstar_client.links.unclosed import guard
 from bstar_client.links.wakeup import WakeUp
@@ -117,16 +117,27 @@ class ClientLoop:
 
     def nudge(self) -> None:
         """Send the calls that began, before anybody waits for them. Does not block."""
-        if self._delivery.announcing_in == threading.get_ident():
+        if self._is_within_turn():
             self._lead.bell.set()
         elif not self._lead_while(self._inbox.__len__, is_patient=False):
             self._wake()
 
+    def _is_within_turn(self) -> bool:
+        """True in what a turn of this thread calls (observers, callbacks of futures), and in what interrupts
+        one (signal handlers, finalizers): the turn goes on when that returns.
+        """
+        return self._is_torn and self._lead.is_here()
+
+    def check_may_wait(self) -> None:
+        """LocalProtocolError if this thread would wait for itself."""
+        if self._is_within_turn():
+            raise waits_for_itself()
+
     def wait(self, call: Call, sink: Sink) -> tuple[Outcome, ...]:
         """The next outcomes in the caller's own sink. ``call`` bounds the wait.
 
-        CallTimeoutError if the leader is blocked until long after the call's deadline. LocalProtocolError in
-        an observer, because it would wait for itself.
+        CallTimeoutError if the leader is blocked until long after the call's deadline. LocalProtocolError
+        where it would wait for itself.
         """
         followers = self._delivery.waiting
         while True:
@@ -147,8 +158,7 @@ class ClientLoop:
 
     def _fill(self, sink: Sink) -> bool:
         """Lead, if no thread does, until the sink has an outcome. False: it has none."""
-        if self._delivery.announcing_in == threading.get_ident():
-            raise LocalProtocolError("an observer cannot wait for a reply: the client waits for the observer")
+        self.check_may_wait()
         self._lead_while(sink.empty)
         return not sink.empty()
 
@@ -177,7 +187,8 @@ class ClientLoop:
                 pass  # it did not lead
             else:
                 lead.hand_off()
-                if self._is_torn or self.is_closing:
+                # A call that came in the last moment has found a leader.
+                if self._is_torn or self.is_closing or self._inbox:
                     lead.bell.set()
         return False
 
@@ -220,11 +231,12 @@ class ClientLoop:
         self._lead.bell.set()
 
     def close(self) -> None:
-        """End the client and wait for its end. Any thread may call it, even an observer."""
+        """End the client and wait for its end. Any thread may call it. One that leads does not wait: it is an
+        observer, or a signal handler that has interrupted a call, and the end waits for it.
+        """
         self._guard.detach()
         self.stop()
-        here = threading.get_ident()
-        if here in (self._thread.ident, self._delivery.announcing_in):
+        if self._lead.is_here() or threading.get_ident() == self._thread.ident:
             return
         self._thread.join(_CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
@@ -288,12 +300,9 @@ class ClientLoop:
     def _mend(self) -> None:
         """The last turn was interrupted: start over with the calls that have no outcome."""
         _log.warning("a signal interrupted the client at work: it connects again")
-        delivery, inbox = self._delivery, self._inbox
-        delivery.announcing_in = 0
+        delivery = self._delivery
         delivery.links.start_over()
         self._connect()
-        while inbox and inbox[0].is_begun:
-            inbox.popleft()
         delivery.perform(self._core.restart(self._begun(), time.monotonic()))
         self._lead.bell.set()
 
@@ -319,7 +328,9 @@ class ClientLoop:
         try:
             now = time.monotonic()
             if self._is_torn:
-                delivery.perform(self._core.restart(self._begun(), now))
+                outputs = self._core.restart(self._begun(), now)
+                # No socket is opened at the end: perhaps none can be.
+                delivery.perform([output for output in outputs if not isinstance(output, Reset)])
             delivery.perform(self._core.close(now))
         finally:
             self._has_ended = True

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from bstar.errors import BstarError, NoActiveNodeError
 from bstar_client.core.calls import Call, Outcome, Reply
@@ -11,27 +11,33 @@ from bstar_client.core.calls import Call, Outcome, Reply
 T = TypeVar("T")
 
 
+class Loop(Protocol):
+    """The loop of a future's client. ``unawaited`` has the futures without an outcome."""
+
+    unawaited: "set[CallFuture[Any]]"
+
+    def check_may_wait(self) -> None:
+        """LocalProtocolError if this thread would wait for itself."""
+
+
 class CallFuture(Future[T]):
     """The future of a reply. ``wait``, ``as_completed`` and ``asyncio.wrap_future`` take it.
 
     ``result()`` returns what ``request`` returns, or raises what it raises. ``cancel()`` gives the call up
     and cancels the request, also at its worker; False if it has ended. Callbacks run in a thread of the
-    client's and must not wait for the client.
+    client's: they may begin calls, and must not wait for the client (LocalProtocolError).
     """
 
     # It is the call's sink as well (``calls.delivery``).
 
     def __init__(
-        self,
-        unawaited: "set[CallFuture[Any]]",
-        give_up: Callable[[Call], None],
-        explain: Callable[[NoActiveNodeError], None],
+        self, loop: "Loop", give_up: Callable[[Call], None], explain: Callable[[NoActiveNodeError], None]
     ) -> None:
         super().__init__()
         self.call: Call | None = None
         # Makes the result of the reply.
         self.read: Callable[[Reply], T]
-        self._unawaited = unawaited
+        self._loop = loop
         self._give_up = give_up
         self._explain = explain
 
@@ -42,7 +48,7 @@ class CallFuture(Future[T]):
         if not super().cancel():
             return False
         self.set_running_or_notify_cancel()
-        self._unawaited.discard(self)
+        self._loop.unawaited.discard(self)
         call, self.call = self.call, None
         if call is not None:
             self._give_up(call)
@@ -50,6 +56,7 @@ class CallFuture(Future[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """The reply, within ``timeout`` seconds or TimeoutError."""
+        self._check_may_wait()
         try:
             return super().result(timeout)
         except NoActiveNodeError as error:
@@ -57,10 +64,19 @@ class CallFuture(Future[T]):
             explain(error)
             raise
 
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The error, or None, within ``timeout`` seconds or TimeoutError."""
+        self._check_may_wait()
+        return super().exception(timeout)
+
+    def _check_may_wait(self) -> None:
+        if not self.done():
+            self._loop.check_may_wait()
+
     def put(self, outcomes: tuple[Outcome, ...]) -> None:
         """The call has ended."""
         [(_, outcome)] = outcomes
-        self._unawaited.discard(self)
+        self._loop.unawaited.discard(self)
         self.call = None
         with suppress(InvalidStateError):  # it was cancelled
             if isinstance(outcome, BstarError):

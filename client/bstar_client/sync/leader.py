@@ -129,6 +129,10 @@ class Leadership:
             self.pause(look_s)
         return False
 
+    def is_here(self) -> bool:
+        """True if the calling thread leads: what interrupts it asks, or what it calls."""
+        return self._lead._is_owned()  # type: ignore[attr-defined, no-any-return]  # noqa: SLF001 - Condition uses it, too
+
     def take_back(self, timeout_s: float = -1) -> bool:
         """Wait for the lead at the end of the loop. False: it did not come in time."""
         return self._lead.acquire(timeout=timeout_s)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from bstar.errors import ConfigurationError, NoActiveNodeError
 from bstar_client import AsyncHAClient, HAClient
-from bstar_client.core.call_errors import already_closed
+from bstar_client.core.call_errors import already_closed, waits_for_itself
 from bstar_client.core.calls import Call, Outcome
-from bstar_client.core.outputs import ClientCore
+from bstar_client.core.outputs import ClientCore, Output
 from bstar_client.sync.futures import CallFuture
 from bstar_testing.memory.links import MemoryLinks
 from bstar_testing.memory.node import MemoryNode
@@ -51,7 +51,7 @@ class MemoryClient(HAClient):
         return cast("ClientLoop", MemoryLoop(self._net, self._core, self._delivery))
 
     def _new_future(self) -> CallFuture[Any]:
-        return MemoryFuture(self._net.world, self._loop.unawaited, self._abandon, self._explain)
+        return MemoryFuture(self._net.world, self._loop, self._abandon, self._explain)
 
     def _pause(self, seconds: float) -> None:
         world = self._net.world
@@ -115,6 +115,7 @@ class MemoryFuture(CallFuture[Any]):
         return super().exception(0)
 
     def _drive_here(self, timeout: float | None) -> None:
+        self._check_may_wait()
         self._world.drive(self.done, None if timeout is None else self._world.now + timeout)
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
@@ -148,8 +149,10 @@ class MemoryLoop:
         # Calls that have begun; nothing is sent while code runs.
         self._begun: deque[Call] = deque()
         self._abandoned: deque[Call] = deque()
+        # The thread that carries outputs out, else 0.
+        self._performing_in = 0
         self._links = delivery.links = cast("Any", net.new_links(poll=self))
-        delivery.perform(core.restart((), self._world.now))
+        self._perform(core.restart((), self._world.now))
         self._links.open_all()
         self._world.timed.append(self)
 
@@ -166,13 +169,26 @@ class MemoryLoop:
     def _send_begun(self) -> None:
         # Other threads begin calls meanwhile.
         if begun := [self._begun.popleft() for _ in range(len(self._begun))]:
-            self._delivery.perform(self._core.submit_all(begun, self._world.now))
+            self._perform(self._core.submit_all(begun, self._world.now))
+
+    def _perform(self, outputs: list[Output]) -> None:
+        self._performing_in = threading.get_ident()
+        try:
+            self._delivery.perform(outputs)
+        finally:
+            self._performing_in = 0
+
+    def check_may_wait(self) -> None:
+        """LocalProtocolError in an observer or a future's callback, as on sockets."""
+        if self._performing_in == threading.get_ident():
+            raise waits_for_itself()
 
     def nudge(self) -> None:
         """What was sent arrives as soon as somebody waits."""
 
     def wait(self, call: Call, sink: "Sink") -> tuple[Outcome, ...]:
         """The next outcomes in the caller's own sink."""
+        self.check_may_wait()
         while True:
             self._world.drive(lambda: not sink.empty())
             try:
@@ -197,7 +213,7 @@ class MemoryLoop:
             self.is_closing = True
             self._world.timed.remove(self)
             self._send_begun()
-            self._delivery.perform(self._core.close(self._world.now))
+            self._perform(self._core.close(self._world.now))
             self._links.end()
             if self._delivery.journal is not None:
                 self._delivery.journal.close()
@@ -207,7 +223,7 @@ class MemoryLoop:
     def wake(self) -> None:
         """Something has arrived."""
         if not self.is_closing:
-            self._links.step(self._core, self._delivery.perform)
+            self._links.step(self._core, self._perform)
 
     def next_deadline(self) -> float | None:
         """When the core is due."""
@@ -215,4 +231,4 @@ class MemoryLoop:
 
     def on_time(self) -> None:
         """It is due."""
-        self._delivery.perform(self._core.handle_timer(self._world.now))
+        self._perform(self._core.handle_timer(self._world.now))

@@ -49,8 +49,8 @@ class Outstanding:
 
     def enter(self, call: Call, now: float) -> list[Output] | None:
         """Take the call. None: send it. Otherwise it is not sent, and these are the outputs."""
-        if call.is_done:
-            return []  # abandoned before its turn came
+        if call.is_done or call.is_begun:
+            return []  # abandoned before its turn came, or taken before an interrupt
         if self.is_closed:
             return [Fail(call, already_closed())]
         # Refused calls have an identity, too: it tells them apart in a journal.

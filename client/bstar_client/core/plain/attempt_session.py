@@ -105,8 +105,8 @@ class AttemptSession:
 
     def submit(self, call: Call, now: float) -> list[Output]:
         """Queue a call behind those before it."""
-        if call.is_done:
-            return []  # abandoned before its turn came
+        if call.is_done or call.is_begun:
+            return []  # abandoned before its turn came, or taken before an interrupt
         if self._is_closed:
             return [Fail(call, already_closed())]
         if self.outstanding >= self._settings.outstanding_max:

@@ -51,8 +51,8 @@ class NumberedSession(ABC):
 
     def submit(self, call: Call, now: float) -> list[Output]:
         """Begin a call."""
-        if call.is_done:
-            return []  # abandoned before its turn came
+        if call.is_done or call.is_begun:
+            return []  # abandoned before its turn came, or taken before an interrupt
         if self._is_closed:
             return [Fail(call, already_closed())]
         if len(self._calls) >= self._outstanding_max:
