@@ -8,6 +8,7 @@ import pytest
 
 from bstar.errors import ConfigurationError
 from bstar.settings import load, load_fleet
+from bstar.settings.principals import load_principals
 from bstar.settings.yaml_loader import NODES_MAX
 
 HEAD = """\
@@ -55,6 +56,17 @@ def test_a_file_that_would_take_for_ever_is_refused_with_its_line(
         with pytest.raises(ConfigurationError) as caught:
             read()
         assert said.replace("node.yaml", str(path)) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["\\ud800", "\\0"])
+def test_a_text_that_no_file_and_no_message_can_have_is_refused_with_its_line(
+    tmp_path: Path, text: str
+) -> None:
+    """A node reads its list of principals again while it runs, and must not end by it."""
+    path = tmp_path / "principals.yaml"
+    path.write_text(f"principals:\n  shop: {{keys: ['{'x' * 40}'], calls: [\"{text}\"]}}\n")
+    with pytest.raises(ConfigurationError, match=f"{path}:2: .*surrogate"):
+        load_principals(path)
 
 
 def test_merge_keys_as_somebody_would_write_them_are_read(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Three constructs grow out of all proportion: merge keys (``<<``) of merges of me
 here and an error with its line. Aliases that are not merged cost nothing: they are the same object.
 """
 
+import re
 from typing import Any
 
 import yaml
@@ -15,6 +16,8 @@ from yaml.constructor import ConstructorError
 NODES_MAX = 10_000
 # The longest number that means anything here has twenty digits.
 _NUMBER_CHARACTERS_MAX = 100
+
+_UNWRITABLE = re.compile("[\\0\ud800-\udfff]")
 
 _MERGE = "tag:yaml.org,2002:merge"
 
@@ -36,6 +39,14 @@ class Loader(yaml.SafeLoader):
         self._nodes = 0
         self._merged = 0
         self._sizes: dict[int, int] = {}
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:  # Any: PyYAML's own type
+        """A text that can be written into a file's name or a message."""
+        value = super().construct_scalar(node)
+        if _UNWRITABLE.search(value):
+            text = "a text has a zero character or half of a surrogate pair"
+            raise ConstructorError(None, None, text, node.start_mark)
+        return value
 
     def compose_node(self, parent: Any, index: Any) -> Any:  # Any: PyYAML's own types, which have no names
         """Count what the document is made of."""
