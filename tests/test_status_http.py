@@ -118,6 +118,13 @@ def test_metrics_are_plain_text_or_openmetrics_as_asked(site: Site) -> None:
     assert body.endswith(b"# EOF\n")
 
 
+@pytest.mark.parametrize("version", ["x", "x.y", "", "1" * 5_000])
+def test_metrics_are_plain_text_for_who_names_a_version_that_is_none(site: Site, version: str) -> None:
+    response, body = site.ask("/metrics", Accept=f"text/plain; version={version}")
+    assert response.status == 200
+    assert b"bstar_state" in body
+
+
 def test_metrics_of_a_node_that_does_not_answer_are_503(site: Site) -> None:
     site.node.state = TimeoutError()
     assert site.ask("/metrics")[0].status == 503

@@ -62,7 +62,10 @@ def metrics_page(registry: "CollectorRegistry") -> Callable[[str], Page]:
     from prometheus_client.exposition import choose_encoder  # noqa: PLC0415 - applications need not have it
 
     def page(accept: str) -> Page:
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):  # a version that is no number
+            encode, content_type = choose_encoder("")
         return Page(HTTPStatus.OK, content_type, encode(registry))
 
     return page
