@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import stat
 from pathlib import Path
 
@@ -87,6 +88,39 @@ def test_new_replaces_nothing(tmp_path: Path) -> None:
     assert keys(tmp_path, "new", "a b", "--peer") == exits.USAGE
     assert keys(tmp_path, "new", "c", "--calls", "a*b") == exits.USAGE
     assert [path.read_bytes() for path in sorted(tmp_path.iterdir())] == before
+
+
+@pytest.mark.parametrize("there", ["backup.key", "backup.pub"])
+def test_new_makes_nothing_if_one_of_the_files_is_there(tmp_path: Path, there: str) -> None:
+    (tmp_path / there).write_text("theirs")
+    assert keys(tmp_path, "new", "primary", "backup", "--peer") == exits.USAGE
+    assert [path.name for path in tmp_path.iterdir()] == [there]
+
+
+def test_a_full_disk_leaves_no_half_of_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        assert keys(tmp_path, "new", "shop") == exits.USAGE
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert f"{tmp_path / 'shop.key'}: cannot be written: File too large" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", ["new", "token"])
+def test_any_name_of_a_service_is_listed_as_it_is(tmp_path: Path, verb: str) -> None:
+    assert keys(tmp_path, verb, "shop", "--calls", "o'clock, a: b,{x}") == exits.OK
+    [entry] = load_principals(tmp_path / "principals.yaml").all
+    assert entry.calls.texts == ("o'clock", "a: b", "{x}")
+    assert keys(tmp_path, verb, "till", "--calls", "two\nlines") == exits.USAGE
+    assert keys(tmp_path, verb, "till", "--calls", "\udcff") == exits.USAGE
+
+
+@pytest.mark.parametrize("arguments", [("new", "shop", "--peer"), ("token", "web", "--calls", "x")])
+@pytest.mark.parametrize("folder", ["/dev/null/keys", "x" * 300])
+def test_a_folder_that_cannot_be_is_wrong_usage(arguments: tuple[str, ...], folder: str) -> None:
+    assert keys(Path(folder), *arguments) == exits.USAGE
 
 
 def test_new_makes_what_is_missing_and_may_be_repeated(

@@ -89,7 +89,7 @@ def new(
     twice = sorted({name for name in names if names.count(name) > 1})
     refuse(twice, f"{', '.join(twice)}: stands twice")
     roles, listed = given.words, out / LIST_NAME
-    entries = load_principals(listed).all if roles and listed.exists() else ()
+    entries = load_principals(listed).all if roles and os.path.lexists(listed) else ()
     known = {entry.name for entry in entries} & set(names)
     if if_missing:
         for entry in entries:
@@ -100,6 +100,9 @@ def new(
     refuse(known, f"{listed} lists {', '.join(sorted(known))} already: bstar keys rotate changes a key")
     if not names:
         return
+    paths = [out / f"{name}{suffix}" for name in names for suffix in (".key", ".pub")]
+    there = ", ".join(str(path) for path in paths if os.path.lexists(path))
+    refuse(there, f"{there}: there already, so nothing was made: use another name or folder, or remove that")
     made = [new_key(name) for name in names]
     lines = [entry_line(key.name, key.public.decode(), roles) for key in made]
     if roles:
@@ -142,12 +145,11 @@ def token(
     """
     check_name(name)
     listed = out / LIST_NAME
-    entries = load_principals(listed).all if listed.exists() else ()
+    entries = load_principals(listed).all if os.path.lexists(listed) else ()
     refuse(any(entry.name == name for entry in entries), f"{listed} lists {name} already")
     made = secrets.token_urlsafe(_TOKEN_BYTES)
     line = entry_line(name, digest_of(made), [f"calls:{calls}"], "tokens")
     _read([line])
-    out.mkdir(parents=True, exist_ok=True, mode=0o700)
     _append(listed, [line])
     typer.echo(f"{listed} lists {name}; its token follows", err=True)
     typer.echo(made)
@@ -256,7 +258,7 @@ def retire(
 def _is_made(name: str, out: Path, *, is_listed: bool) -> bool:
     """Say it if the key of this name needs not be made."""
     path = out / f"{name}.key"
-    if is_listed and path.exists():
+    if is_listed and os.path.lexists(path):
         typer.echo(f"{path} is there, and stays as it is")
         return True
     return False
@@ -298,6 +300,7 @@ def _write_list(listed: Path, text: str) -> None:
     """Nodes read the list: they find the old one or the new one, also after a crash or on a full disk."""
     new = listed.with_name(f"{listed.name}.new")
     try:
+        listed.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with new.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()

@@ -52,7 +52,8 @@ def check_name(name: str) -> None:
 def write_key(key: KeyPair, folder: Path, *, file_name: str = "") -> tuple[Path, Path]:
     """Write ``NAME.key`` (mode 0600) and ``NAME.pub``; their paths. ``file_name``: NAME, if not the key's.
 
-    Raises ConfigurationError if one of them exists or cannot be written. It never replaces a file.
+    Raises ConfigurationError if one of them exists or cannot be written: then neither is made. It never
+    replaces a file.
     """
     file_name = file_name or key.name
     secret_path, public_path = folder / f"{file_name}.key", folder / f"{file_name}.pub"
@@ -61,7 +62,11 @@ def write_key(key: KeyPair, folder: Path, *, file_name: str = "") -> tuple[Path,
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write_new(secret_path, f"{head}{public}secret: {key.secret.decode()}\n", 0o600)
-        _write_new(public_path, public, 0o644)
+        try:
+            _write_new(public_path, public, 0o644)
+        except OSError:
+            secret_path.unlink()
+            raise
     except FileExistsError as error:
         raise ConfigurationError(
             f"{error.filename} exists: a new key needs another name or folder, or remove that file first"
@@ -73,8 +78,12 @@ def write_key(key: KeyPair, folder: Path, *, file_name: str = "") -> tuple[Path,
 
 def _write_new(path: Path, text: str, mode: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(text)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(text)
+    except OSError as error:
+        path.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def read_key(path: str | os.PathLike[str]) -> KeyPair:

@@ -43,10 +43,20 @@ def entry_line(
     said = []
     for role in roles:
         word, is_listed, texts = role.partition(":")
-        listed = ", ".join(f"'{text.strip()}'" for text in texts.split(",") if text.strip())
+        listed = ", ".join(_quoted(text.strip()) for text in texts.split(",") if text.strip())
         said.append(f"{word}: [{listed}]" if is_listed else f"{word}: true")
     written = name if isinstance(yaml.safe_load(name), str) else f"'{name}'"
     return f"  {written}: {{{proof}: ['{public}'], {', '.join(said)}}}\n"
+
+
+def _quoted(text: str) -> str:
+    """A text in YAML, on one line. ConfigurationError for one that is no line of a list."""
+    if not text.isprintable():
+        raise ConfigurationError(
+            f"{text!r} is no name of a service: it has characters that cannot be printed"
+        )
+    doubled = text.replace("'", "''")
+    return f"'{doubled}'"
 
 
 def load_principals(path: str | os.PathLike[str]) -> Principals:
