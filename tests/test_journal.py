@@ -65,8 +65,11 @@ class BadDisk(Disk):
         self.error = errno.ENOSPC
         self.opens: int | None = None
         self.renames: int | None = None
+        self.theirs: Path | None = None
 
     def open(self, path: Path, flags: int) -> int:
+        if path == self.theirs:
+            raise PermissionError(errno.EACCES, "Permission denied")
         if self.opens is not None and flags & os.O_CREAT:
             raise OSError(self.opens, os.strerror(self.opens))
         return super().open(path, flags)
@@ -591,6 +594,23 @@ def test_what_a_killed_run_left_open_is_closed_by_the_next(stand: Stand) -> None
     assert packed == segment.path.name.removesuffix(".open") + ".gz"
     assert begun.endswith(".open")
     assert gzip.decompress((stand.folder / packed).read_bytes()) == before
+
+
+def test_what_another_user_left_open_keeps_nothing_else_open(
+    stand: Stand, caplog: pytest.LogCaptureFixture
+) -> None:
+    for boot in ("aa", "bb"):
+        killed = stand.journal(boot=boot * 16)
+        killed.turn()
+        stand.kill(killed)
+    first, second = sorted(stand.folder.iterdir())
+    stand.disk.theirs = first
+
+    drain(stand.journal())
+
+    assert first.exists()
+    assert second.with_suffix("").exists()
+    assert f"leaves {first} open" in caplog.text
 
 
 def test_what_a_living_process_writes_is_left_alone(stand: Stand) -> None:

@@ -10,6 +10,7 @@ Nothing here knows of threads. ``Disk`` is the operating system; tests replace i
 """
 
 import fcntl
+import logging
 import os
 import re
 import zlib
@@ -20,6 +21,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+
+_log = logging.getLogger("bstar.journal")
 
 _PAIR_OR_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _NAME = re.compile(
@@ -193,18 +196,23 @@ class Folder:
             if name.suffix != OPEN or name.boot == self._boot:
                 continue
             path = self.path / (name.stem + OPEN)
-            with suppress(FileNotFoundError):  # another process was quicker
+            try:
                 descriptor = self._disk.open(path, os.O_RDWR)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:  # its writer lives, or it is uncertain
-                    os.close(descriptor)
-                    continue
-                segment = Segment(path, descriptor, self._disk)
-                if segment.is_there():
-                    yield segment
-                else:
-                    segment.close()
+            except FileNotFoundError:  # another process was quicker
+                continue
+            except PermissionError as error:
+                _log.warning("journal: leaves %s open: %s; is it another user's?", path, error.strerror)
+                continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # its writer lives, or it is uncertain
+                os.close(descriptor)
+                continue
+            segment = Segment(path, descriptor, self._disk)
+            if segment.is_there():
+                yield segment
+            else:
+                segment.close()
 
     def seal(self, segment: Segment, *, gzip: bool) -> Iterator[None]:
         """Give a segment its final name, packed or not; a step for each ``next``. OSError.
