@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+import typer
 
 import bstar
 from bstar.base.patterns import closest
@@ -32,10 +33,13 @@ from bstar.errors import (
     WorkerError,
 )
 from bstar.settings import sample_configuration
-from bstar_broker.operate.orders import GROUPS, ORDERS
+from bstar_broker.operate.orders import GROUPS, ORDERS, Answer
 from bstar_cli import exits
+from bstar_cli.frames import frames_of
 from bstar_cli.main import main
 from bstar_cli.options import fleet_of, parse_set
+from bstar_cli.orders import _print, _refuse
+from bstar_cli.probe import probe
 from bstar_cli.worker import find_handler
 from bstar_client import Declined, HAClient, Request, Worker
 from bstar_client.arguments.environment import DEFAULT_ENDPOINTS
@@ -123,6 +127,18 @@ def test_the_version_is_told(arguments: list[str], capsys: pytest.CaptureFixture
         ["worker", "--service", "mmi.mine"],
         ["serve"],
         ["serve", "--set", "nonsense"],
+        ["store", "check", "x" * 300],
+        ["history", "x" * 300],
+        ["epoch", "show", "x" * 300],
+        ["epoch", "reset", "x" * 300],
+        ["call", "\udcff", "x"],
+        ["status", "--service", "\udcff", "--endpoints", "tcp://127.0.0.1:1"],
+        ["services", "show", "\udcff"],
+        ["load", "\udcff"],
+        ["bench", "\udcff"],
+        ["durable", "schedule", "x", "--cron", "\udcff"],
+        ["run", "x:y", "--memory-max", "9" * 5_000 + "M"],
+        ["http", "--insecure", "--listen", "x" * 64 + ":80"],
         ["serve", "--config", "/does/not/exist.yaml"],
         ["check-config", "a", "b", "c"],
         ["sample-config", "--role", "arbiter"],
@@ -139,6 +155,26 @@ def test_wrong_usage_is_2_without_a_traceback(
     assert shown.out == ""
     assert shown.err
     assert "Traceback" not in shown.err
+
+
+def test_an_argument_that_is_no_text_is_a_body_of_its_bytes() -> None:
+    assert frames_of(["\udcff", "@@\udcff"]) == [b"\xff", b"@\xff"]
+
+
+def test_what_a_node_says_of_an_order_does_not_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    """A reason is what another operator wrote."""
+    with pytest.raises(typer.Exit):
+        _refuse("takeovers are paused by eve: \x1b[2J", as_json=False)
+    _print(Answer(text="paused by eve: \x1b[2J"), as_json=False)
+    assert "\x1b" not in "".join(capsys.readouterr())
+
+
+def test_a_family_that_this_machine_lacks_does_not_show_that_none_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = [(99, socket.SOCK_STREAM, 0, "", ("::1", 1))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert probe("tcp://localhost:1")[0] == "unreachable"
 
 
 @pytest.mark.parametrize(

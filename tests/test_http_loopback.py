@@ -29,10 +29,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from bstar.errors import RemoteProtocolError
+from bstar.errors import ConfigurationError, RemoteProtocolError
 from bstar.settings.sample import sample_settings
 from bstar_cli.http_front.node import NodeFront
-from bstar_cli.http_front.plan import bind
+from bstar_cli.http_front.plan import bind, check_tls
 from bstar_cli.http_front.server import _watch_peer
 from bstar_client import ReplyMemory, Request, Worker
 from bstar_testing import LoopbackHost, Pair, Process, pair, wait_until
@@ -243,7 +243,16 @@ def test_tls_is_that_of_the_files(tmp_path: Path) -> None:
         assert curl(f"http://127.0.0.1:{port}/call/echo", "-d", "1")[0] == 0
 
 
-def certify(folder: Path) -> tuple[Path, Path]:
+UNLOCKED = serialization.NoEncryption()
+
+
+def test_a_key_with_a_passphrase_is_refused_and_none_is_asked_for(tmp_path: Path) -> None:
+    certificate, key = certify(tmp_path, serialization.BestAvailableEncryption(b"secret"))
+    with pytest.raises(ConfigurationError, match=r"http\.key is encrypted"):
+        check_tls((str(certificate), str(key)), "--tls-key")
+
+
+def certify(folder: Path, lock: serialization.KeySerializationEncryption = UNLOCKED) -> tuple[Path, Path]:
     """A certificate for loopback that signs itself, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "loopback")])
@@ -257,7 +266,7 @@ def certify(folder: Path) -> tuple[Path, Path]:
     )
     paths = folder / "http.crt", folder / "http.key"
     paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    form = serialization.PrivateFormat.PKCS8, lock
     paths[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
     return paths
 

@@ -165,9 +165,9 @@ def test_each_change_is_a_line_of_80_columns(capsys: pytest.CaptureFixture[str])
 
 
 def test_lines_that_cannot_be_read_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store(tmp_path, line(1), b"{")
+    store(tmp_path, line(1), b"{\n", line(10**18), line(10**400))
     assert main(["history", str(tmp_path)]) == exits.FAILED
-    assert "1 lines cannot be read" in capsys.readouterr().err
+    assert "3 lines cannot be read" in capsys.readouterr().err
 
 
 @pytest.mark.loopback

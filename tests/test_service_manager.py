@@ -90,7 +90,10 @@ def test_a_manager_that_is_gone_is_logged_once(tmp_path: Path, caplog: pytest.Lo
     with ServiceManager(str(tmp_path / "nobody")) as gone:
         gone.alive()
         gone.alive()
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    with ServiceManager("/" + "x" * 200) as impossible:
+        impossible.alive()
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    assert "too long" in caplog.text
 
 
 @pytest.mark.loopback

@@ -432,6 +432,8 @@ def test_insecure_brokers_do_not_open_the_status_page_too() -> None:
         ("tcp://[1::2::3]:1", "no IPv6 address"),
         ("tcp://127.0.0.1:1;127.0.0.1:2", "is not ADDRESS:PORT"),
         ("tcp://127.0.0.1:1\n", "is not ADDRESS:PORT"),
+        (f"tcp://{'x' * 64}.example:1", "no name of a host"),
+        ("tcp://a..b:1", "no name of a host"),
         ("ipc://", "needs a path"),
         (f"ipc:///{'x' * 200}", "needs a path of at most"),
     ],

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from bstar.errors import ConfigurationError
+from bstar.errors import ConfigurationError, LocalProtocolError
 
 # As the nodes' setting ``pair`` has it. It keeps commas and slashes out, so no name looks like endpoints.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -106,8 +106,12 @@ class Fleet:
         return tuple(endpoint for pair in self.pairs for endpoint in pair.endpoints)
 
     def pair_of(self, service: str | bytes) -> Pair:
-        """The pair that the service belongs to."""
-        return self.pairs[self.place(service.encode() if isinstance(service, str) else service)]
+        """The pair that the service belongs to. LocalProtocolError for a name that UTF-8 cannot encode."""
+        try:
+            name = service.encode() if isinstance(service, str) else service
+        except UnicodeEncodeError as error:
+            raise LocalProtocolError(f"the service's name cannot be written as UTF-8: {error}") from error
+        return self.pairs[self.place(name)]
 
     def place(self, service: bytes) -> int:
         """The same as an index into ``pairs``."""

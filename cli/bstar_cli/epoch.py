@@ -18,7 +18,7 @@ from bstar.star.epochs import is_of, next_epoch
 from bstar.star.rules import Role
 from bstar.wire.epochs import EPOCH_STEP_MAX
 from bstar_cli import exits
-from bstar_cli.options import NodeConfiguration, grouped, refuse
+from bstar_cli.options import NodeConfiguration, check_folder, grouped, refuse
 from bstar_cli.probe import probe
 
 _TEXT_CHARS_MAX: Final = 40
@@ -68,7 +68,7 @@ class StateFolder(NodeConfiguration):
         """
         if self.folder is not None:
             refuse(self.config or self.assignments, "DIR and --config both name a file: give one of them")
-            refuse(not self.folder.is_dir(), f"{self.folder} is no directory")
+            check_folder(self.folder)
             return EpochFile(self.folder), None
         refuse(
             self.config is None and not self.assignments,

@@ -56,7 +56,7 @@ def _frame(text: str) -> bytes:
         except (OSError, AttributeError) as error:  # None if it was closed from the start
             raise ConfigurationError("-: standard input is closed or cannot be read") from error
     if text.startswith("@@"):
-        return text[1:].encode()
+        return text[1:].encode("utf-8", "surrogateescape")
     if text.startswith("@"):
         try:
             return Path(text[1:]).read_bytes()

@@ -9,11 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bstar.errors import ConfigurationError
 from bstar.records.role import RoleChange
 from bstar_cli import exits
 from bstar_cli.diagnosis import Seen
-from bstar_cli.options import Nodes, refuse
+from bstar_cli.options import Nodes, check_folder, refuse
 from bstar_cli.terminal import cell, json_line, print_tables, sentence, table
 from bstar_client.calls.status import node_states
 
@@ -84,8 +83,7 @@ def _read(folders: list[Path]) -> tuple[list[RoleChange], list[str]]:
     changes: list[RoleChange] = []
     troubles: list[str] = []
     for folder in folders:
-        if not folder.is_dir():
-            raise ConfigurationError(f"{folder} is no directory: name the state_dir of a node")
+        check_folder(folder, f"{folder} is no directory: name the state_dir of a node")
         try:
             found, damaged = read_history(folder)
         except OSError as error:

@@ -101,6 +101,15 @@ def refuse(condition: object, text: str) -> None:
         raise ConfigurationError(text)
 
 
+def check_folder(path: Path, text: str = "") -> None:
+    """ConfigurationError with ``text`` unless this is a directory, with the reason if it cannot be seen."""
+    try:
+        is_there = path.is_dir()
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be looked at: {error.strerror}") from error
+    refuse(not is_there, text or f"{path} is no directory")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
     """Where the nodes of all pairs are."""

@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Final, NamedTuple, NoReturn, get_args
+from typing import Annotated, Any, Final, NamedTuple, NoReturn, TypeVar, get_args
 
 import msgspec
 import typer
 import zmq
 from rich.table import Table
 
+from bstar.base.printable import lines
 from bstar.base.undecodable import UNDECODABLE
 from bstar.settings import Settings
 from bstar.wire import mmi
@@ -33,6 +34,8 @@ from bstar_cli.options import Elsewhere, NodeConfiguration, grouped, refuse, sec
 from bstar_cli.probe import probe
 from bstar_cli.terminal import cell, json_line, print_tables, table
 from bstar_client.calls.status import ask_nodes
+
+T = TypeVar("T")
 
 _ANSWER_S: Final = 5.0
 _ASK_AGAIN_S: Final = 0.05
@@ -107,7 +110,7 @@ def node_elsewhere(order: Order, elsewhere: Elsewhere) -> Reached:
             raise RefusedError(f"{endpoint}: the node is of a release that takes no orders from elsewhere")
         return answer.body[1]
 
-    stamp = msgspec.json.decode(say(Sent(order.word), is_order=False), type=Stamp)
+    stamp = _read(say(Sent(order.word), is_order=False), Stamp)
     epoch = stamp.epoch if elsewhere.epoch is None else elsewhere.epoch
 
     def ask(word: str, arguments: Mapping[str, object]) -> bytes:
@@ -150,7 +153,7 @@ def give(order: Order, node: Settings | Elsewhere, arguments: Mapping[str, objec
             while answer.is_under_way and (until is None or time.monotonic() < until):
                 if answer.note and time.monotonic() >= shown_at:
                     shown_at = time.monotonic() + _PROGRESS_S
-                    typer.echo(answer.note, err=True)
+                    typer.echo(lines(answer.note), err=True)
                 time.sleep(again_s)
                 answer = _answer(order, ask(f"{order.word}-progress", {}))
     except NoAnswerError as error:
@@ -164,17 +167,21 @@ def give(order: Order, node: Settings | Elsewhere, arguments: Mapping[str, objec
     _print(answer, as_json=as_json)
     if not answer.is_under_way:
         if answer.note:
-            typer.echo(answer.note, err=True)
+            typer.echo(lines(answer.note), err=True)
     else:
         how = "not known: " if order.late_code == exits.UNKNOWN else "" if answer.text else "refused: "
         _end(f"{how}{order.late}", order.late_code)
 
 
-def _answer(order: Order, answer: bytes) -> Answer:
+def _read(answer: bytes, kind: type[T]) -> T:
     try:
-        read = msgspec.json.decode(answer, type=order.answer)
+        return msgspec.json.decode(answer, type=kind)
     except UNDECODABLE:
         raise RefusedError("the node is of a release that answers otherwise") from None
+
+
+def _answer(order: Order, answer: bytes) -> Answer:
+    read = _read(answer, order.answer)
     if read.refusal:
         raise RefusedError(read.refusal)
     return read
@@ -187,7 +194,7 @@ def _refuse(why: str, *, as_json: bool) -> NoReturn:
 
 
 def _end(text: str, code: int) -> NoReturn:
-    typer.echo(text, err=True)
+    typer.echo(lines(text), err=True)
     raise typer.Exit(code)
 
 
@@ -201,7 +208,7 @@ def _print(answer: Answer, *, as_json: bool) -> None:
         for value in (rows or ()) if is_listing else (answer,):
             typer.echo(json_line(value))
     elif answer.text:
-        typer.echo(answer.text)
+        typer.echo(lines(answer.text))
     elif rows:
         table_of: Callable[[Any], Table] = _TABLES.get(type(rows[0]), _plain_table)
         print_tables(table_of(rows))

@@ -16,15 +16,15 @@ def probe(endpoint: str) -> tuple[Literal["refuses", "listens", "unreachable"], 
     except OSError as error:
         return "unreachable", error.strerror or str(error)
     for family, address in targets:
-        with socket.socket(family) as connection:
-            connection.settimeout(_PROBE_S)
-            try:
+        try:
+            with socket.socket(family) as connection:
+                connection.settimeout(_PROBE_S)
                 connection.connect(address)
-            except (ConnectionRefusedError, FileNotFoundError):
-                continue
-            except OSError as error:
-                return "unreachable", error.strerror or str(error)
-            return "listens", ""
+        except (ConnectionRefusedError, FileNotFoundError):
+            continue
+        except OSError as error:  # a family that this machine lacks is one, too
+            return "unreachable", error.strerror or str(error)
+        return "listens", ""
     return "refuses", ""
 
 

@@ -6,6 +6,7 @@ done, and shows them as metrics. A child ends when its standard input does, so n
 """
 
 import os
+import re
 import selectors
 import signal
 import socket
@@ -49,6 +50,7 @@ _LEAVES_S_MAX = 60.0
 _LOOK_S = 0.5
 _LINE_BYTES_MAX = 4 << 20
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_SIZE = re.compile(r"0*([1-9][0-9]{0,11})([KMG])")
 
 _decode = msgspec.json.Decoder(list[WorkerFigures]).decode
 
@@ -72,10 +74,10 @@ class _Limits:
         text = self.memory_max
         if text is None:
             return None
-        number, unit = text[:-1], _UNITS.get(text[-1:].upper())
-        if unit is None or not number.isdecimal() or not int(number):
-            raise ConfigurationError(f"--memory-max: {text!r} is no size; write 500M or 2G")
-        return int(number) * unit
+        match = _SIZE.fullmatch(text.upper())
+        if match is None:
+            raise ConfigurationError(f"--memory-max: {text!r:.80} is no size; write 500M or 2G")
+        return int(match[1]) * _UNITS[match[2]]
 
 
 def run(

@@ -301,7 +301,7 @@ def _fronts_table(names: Sequence[str], views: Sequence[NodeState | None]) -> Ta
 
 
 def _services_table(names: Sequence[str], views: Sequence[NodeState | None]) -> Table | None:
-    """The services as the active node of each pair sees them; of several or none, as all nodes do."""
+    """The services as each active node sees them; None if there are none."""
     services = [
         (service.service, name, view.pair.role, service)
         for name, view in zip(names, views, strict=True)

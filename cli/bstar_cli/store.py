@@ -15,7 +15,7 @@ from bstar.base.printable import printable
 from bstar_broker.operate.orders import ORDERS
 from bstar_broker.store.check import Report, check
 from bstar_cli import exits
-from bstar_cli.options import grouped, refuse
+from bstar_cli.options import check_folder, grouped
 from bstar_cli.orders import add_to
 
 _TEXT_CHARS_MAX: Final = 1_000
@@ -57,7 +57,7 @@ def _check(
 
         bstar store check /var/lib/bstar/store --json
     """
-    refuse(not directory.is_dir(), f"{directory} is no directory")
+    check_folder(directory)
     with check_progress() as watch:
         report = check(directory, watch)
     if as_json:

@@ -11,6 +11,9 @@ import msgspec
 # A Unix socket's path has 108 bytes on Linux and 104 elsewhere, the closing zero included.
 _IPC_PATH_BYTES_MAX = 103
 
+# Of a name in the domain name system (RFC 1035); Python's resolver raises no OSError for a longer one.
+_LABEL_CHARS_MAX = 63
+
 _TCP = re.compile(r"\A(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9_.-]+|\*)):(?P<port>[0-9]{1,5})\Z")
 
 
@@ -106,6 +109,8 @@ def _parse_tcp(text: str, rest: str) -> Endpoint:
             host = str(IPv4Address(host))
         except ValueError:
             raise ValueError(f"{text!r}: {host!r} is no IPv4 address") from None
+    elif not all(0 < len(label) <= _LABEL_CHARS_MAX for label in host.removesuffix(".").split(".")):
+        raise ValueError(f"{text!r}: {host!r} is no name of a host")
     port = int(match["port"])
     if port > 65_535:
         raise ValueError(f"{text!r}: a port is at most 65535")

@@ -5,7 +5,6 @@ RELOADING=1, STOPPING=1, and WATCHDOG=1 at least every WATCHDOG_USEC microsecond
 """
 
 import logging
-import os
 import socket
 import time
 from collections.abc import Mapping
@@ -75,7 +74,7 @@ class ServiceManager(Closing):
             self._socket.sendto("\n".join(lines).encode(), self._address)
         except OSError as error:
             if not self._has_failed:
-                reason = os.strerror(error.errno or 0)
+                reason = error.strerror or error
                 _log.warning("the service manager at NOTIFY_SOCKET cannot be reached: %s", reason)
             self._has_failed = True
         else:

@@ -1,6 +1,11 @@
 """A change of a node's role, as the node's own history keeps it."""
 
+from typing import Annotated
+
 import msgspec
+
+# Until the end of the year 9999: no calendar of Python has a later time.
+_Microseconds = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_000_000)]
 
 
 class RoleChange(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -12,11 +17,11 @@ class RoleChange(msgspec.Struct, frozen=True, omit_defaults=True):
     until its peer served. None elsewhere.
     """
 
-    at: int
+    at: _Microseconds
     node: str
     old: str
     new: str
     event: str
     text: str
     epoch: int
-    waited_us: int | None = None
+    waited_us: _Microseconds | None = None

@@ -147,8 +147,15 @@ def bind(text: str, what: str) -> socket.socket:
 def check_tls(tls: tuple[str, str] | None, what: str) -> None:
     """ConfigurationError unless the certificate and its key can be used."""
     if tls is not None:
+
+        def refuse_passphrase() -> str:
+            raise ConfigurationError(f"{what}: {tls[1]} is encrypted: give the key without a passphrase")
+
         try:
-            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(*tls)
+            # Without a function OpenSSL asks at the terminal, and waits.
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+                *tls, password=refuse_passphrase
+            )
         except OSError as error:  # an SSLError is one
             raise ConfigurationError(f"{what}: {' and '.join(tls)} cannot be used: {error}") from error
 

@@ -11,7 +11,7 @@ import typer
 
 from bstar.errors import ConfigurationError
 from bstar_cli import exits
-from bstar_cli.options import refuse
+from bstar_cli.options import check_folder
 from bstar_cli.pipeline.spark import (
     NOTHING,
     JsonOption,
@@ -160,7 +160,7 @@ def report(
     """
     keywords = selection.keywords()
     folder = out.resolve().parent
-    refuse(not folder.is_dir(), f"--out {out}: there is no folder {folder}")
+    check_folder(folder, f"--out {out}: there is no folder {folder}")
     with spark.session("report", lambda: of_tables(root)) as (session, tell):
         from bstar_pipeline.report import collect
         from bstar_pipeline.report.page import render

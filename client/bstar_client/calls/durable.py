@@ -17,7 +17,7 @@ from bstar.errors import ConfigurationError, LocalProtocolError
 from bstar.wire import durable, mmi
 from bstar.wire.durable import Missed, Repeat, Schedule, Serial, Submit
 from bstar.wire.limits import GROUP_CHARS_MAX
-from bstar_client.arguments.bodies import to_name
+from bstar_client.arguments.bodies import to_bytes, to_name
 from bstar_client.arguments.checks import to_count, to_milliseconds
 from bstar_client.arguments.codecs import Codec, to_typed
 from bstar_client.calls.requests import Timeout, extensions_of, to_key
@@ -101,6 +101,7 @@ def schedule_frame(
     for value, name in ((cron, "cron"), (zone, "zone")):
         if not isinstance(value, str | None):
             raise TypeError(f"{name} is a text, not {type(value).__name__}")
+        to_bytes(value or "", name)
     repeat = Repeat(
         _to_span_ms(every, "every", least=1_000),
         cron or "",
