@@ -7,7 +7,9 @@ import sys
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,13 +22,13 @@ from sim.journals import JOURNAL, Incident, Scenario
 from support import committed
 from support.bulk_pair import SERVICE, bulk_pair
 from support.object_store import object_store, s3a_jars
-from support.spark_cluster import EXECUTORS, LIMIT_S, Cluster
+from support.spark_cluster import EXECUTORS, LIMIT_S, Cluster, Done
 from support.spark_fixtures import need_java
 from test_pipeline_incidents import sorted_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.loopback, pytest.mark.timeout(LIMIT_S + 60)]
 
-_CALLS, _ROWS = Path(__file__).with_name("support") / "cluster_calls.py", 400
+_PROGRAM, _ROWS = Path(__file__).with_name("support") / "cluster_calls.py", 400
 # The interpreter that the venv was made from: it has nothing installed that the project needs.
 _BARE_PYTHON = str(getattr(sys, "_base_executable", sys.executable))
 
@@ -51,21 +53,71 @@ def _shipped_options(shipped: Path) -> list[str]:
     return [*archive, "--conf", "spark.executorEnv.PYTHONPATH=bstar"]
 
 
-def write_journal(folder: Path) -> dict[str, dict[str, dict[str, int]]]:
-    """Of two pairs; how many calls each service of each pair has, by outcome."""
-    calls: dict[str, dict[str, dict[str, int]]] = {}
-    for seed, pair in enumerate(("north", "south")):
-        scenario = Scenario(
-            pair=pair,
-            seed=seed,
-            seconds=40.0,
-            calls_per_s=20.0,
-            segment_bytes=1 << 16,
-            incidents=(Incident("crash", 20.0, 5.0),),
-        )
-        for (service, outcome), count in journals.write(scenario, folder).calls.items():
-            calls.setdefault(pair, {}).setdefault(service, {})[outcome] = count
+def write_journal(folder: Path) -> dict[str, Counter[str]]:
+    """Of one pair, in a few files of each node; how many calls each service has, by outcome."""
+    calls: dict[str, Counter[str]] = {}
+    crash = Incident("crash", 7.0, 3.0)
+    scenario = Scenario(
+        pair="north", seconds=16.0, calls_per_s=10.0, segment_bytes=1 << 14, incidents=(crash,)
+    )
+    for (service, outcome), count in journals.write(scenario, folder).calls.items():
+        calls.setdefault(service, Counter())[outcome] = count
     return calls
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What was submitted: bulk calls, and after them the batch job, which loses an executor.
+
+    ``called``: the rows that were told of the calls; ``executions``: how often workers executed each.
+    ``calls``: of the journals, by service and outcome. ``stored``: the tables, fetched from the store.
+    """
+
+    done: Done
+    called: list[list[Any]]
+    executions: Counter[bytes]
+    calls: dict[str, Counter[str]]
+    journal: Path
+    stored: Path
+    uri: str
+
+
+@pytest.fixture(scope="module")
+def ran(cluster: Cluster, shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Two executors have what was shipped, and one of them is killed in the middle of the job."""
+    jars = ",".join(map(str, s3a_jars()))
+    folder = tmp_path_factory.mktemp("ran")
+    calls, out = write_journal(folder), folder / "out.json"
+    with object_store() as store, bulk_pair() as bulk:
+        store.put(folder / JOURNAL, "journal")
+
+        def is_half_done() -> bool:
+            """Requests are written, and the audit is not."""
+            paths = store.paths("tables")
+            assert not any("/gold/audit" in path for path in paths), "too late to lose an executor"
+            return any("/silver/requests/" in path for path in paths)
+
+        job = [str(shipped / PROGRAM), "run", store.uri("journal"), "--out", store.uri("tables")]
+        done = cluster.submit(
+            "both",
+            _PROGRAM,
+            [str(out), str(_ROWS), SERVICE, *bulk.endpoints, "--", *job],
+            options=["--jars", jars, *_shipped_options(shipped)],
+            settings=store.settings,
+            executor_python=_BARE_PYTHON,
+            lose_when=is_half_done,
+        )
+        assert done.status == 0, done.err
+        store.get("tables", folder / "stored")
+        return Ran(
+            done,
+            json.loads(out.read_text()),
+            bulk.executions(),
+            calls,
+            folder / JOURNAL,
+            folder / "stored",
+            store.uri("journal"),
+        )
 
 
 def test_the_archive_holds_what_runs_on_an_executor_and_no_spark(shipped: Path) -> None:
@@ -90,74 +142,33 @@ def test_the_archive_holds_what_runs_on_an_executor_and_no_spark(shipped: Path) 
 
 
 def test_the_batch_job_on_an_object_store_and_a_lost_executor_makes_the_same_tables(
-    cluster: Cluster, shipped: Path, tmp_path: Path
+    ran: Ran, tmp_path: Path
 ) -> None:
-    """Two executors have what was shipped, and one of them is killed in the middle."""
-    jars = ",".join(map(str, s3a_jars()))
-    calls = write_journal(tmp_path)
-    with object_store() as store:
-        store.put(tmp_path / JOURNAL, "journal")
-
-        def is_half_done() -> bool:
-            """Requests are written, and the audit is not."""
-            paths = store.paths("tables")
-            assert not any("/gold/audit" in path for path in paths), "too late to lose an executor"
-            return any("/silver/requests/" in path for path in paths)
-
-        done = cluster.submit(
-            "batch",
-            shipped / PROGRAM,
-            ["run", store.uri("journal"), "--out", store.uri("tables")],
-            options=["--jars", jars, *_shipped_options(shipped)],
-            settings=store.settings,
-            executor_python=_BARE_PYTHON,
-            lose_when=is_half_done,
-        )
-        assert done.status == 0, done.err
-        store.get("tables", tmp_path / "stored")
     # A third took the place of the second.
-    assert done.application.executors == {"0", "1", "2"}
+    assert ran.done.application.executors == {"0", "1", "2"}
     # The lines are parsed in Python; all else is not.
-    assert done.application.python_operators == {"MapInArrow"}
-    assert main(["pipeline", "run", str(tmp_path / JOURNAL), "--out", str(tmp_path / "here")]) == exits.OK
+    assert ran.done.application.python_operators == {"MapInArrow"}
+    assert main(["pipeline", "run", str(ran.journal), "--out", str(tmp_path)]) == exits.OK
     for name in TABLES:
         # There is no durable request here, and a table without rows may have no file.
         if name != "silver.durables":
-            here, stored = (sorted_rows(tmp_path / folder, name) for folder in ("here", "stored"))
+            here, stored = (sorted_rows(folder, name) for folder in (tmp_path, ran.stored))
             # Files have the names of where they were read.
-            places = (f"file:{tmp_path / JOURNAL}", store.uri("journal"))
-            assert here == [row.replace(places[1], places[0]) for row in stored], name
-    requests: dict[str, dict[str, Counter[str]]] = {}
-    for row in committed.rows(tmp_path / "stored", "silver.requests"):
-        requests.setdefault(row.pair, {}).setdefault(row.service, Counter())[row.outcome] += 1
-    assert requests == calls
-    assert [
-        row for row in committed.rows(tmp_path / "stored", "gold.audit") if row.verdict == "violated"
-    ] == []
+            assert here == [row.replace(ran.uri, f"file:{ran.journal}") for row in stored], name
+    requests: dict[str, Counter[str]] = {}
+    for row in committed.rows(ran.stored, "silver.requests"):
+        requests.setdefault(row.service, Counter())[row.outcome] += 1
+    assert requests == ran.calls
+    assert [row for row in committed.rows(ran.stored, "gold.audit") if row.verdict == "violated"] == []
 
 
-def test_bulk_calls_run_in_two_executors_with_what_was_shipped(
-    cluster: Cluster, shipped: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out.json"
-    with bulk_pair() as bulk:
-        done = cluster.submit(
-            "calls",
-            _CALLS,
-            [str(out), str(_ROWS), SERVICE, *bulk.endpoints],
-            options=_shipped_options(shipped),
-            executor_python=_BARE_PYTHON,
-        )
-        assert done.status == 0, done.err
-        executions = bulk.executions()
-    rows = json.loads(out.read_text())
-    assert sorted(row[:3] for row in rows) == [
+def test_bulk_calls_run_in_two_executors_with_what_was_shipped(ran: Ran) -> None:
+    assert sorted(row[:3] for row in ran.called) == [
         [number, f"row {number}"[::-1], "answered"] for number in range(_ROWS)
     ]
-    assert set(executions.values()) == {1}
-    assert len(executions) == _ROWS
-    assert len({row[3] for row in rows}) == EXECUTORS
+    assert set(ran.executions.values()) == {1}
+    assert len(ran.executions) == _ROWS
+    assert len({row[3] for row in ran.called}) == EXECUTORS
     # Unpacked in the folder of each executor.
-    assert len({row[4] for row in rows}) == EXECUTORS
-    assert {Path(row[4]).name for row in rows} == {"bstar"}
-    assert done.application.executors == {"0", "1"}
+    assert len({row[4] for row in ran.called}) == EXECUTORS
+    assert {Path(row[4]).name for row in ran.called} == {"bstar"}

@@ -1,10 +1,11 @@
-"""Submitted by test_pipeline_cluster: bulk calls, and where they ran.
+"""Submitted by test_pipeline_cluster: bulk calls and where they ran, then the job by the same executors.
 
-cluster_calls.py OUT ROWS SERVICE ENDPOINT…
+cluster_calls.py OUT ROWS SERVICE ENDPOINT… -- PROGRAM ARGUMENT…
 """
 
 import json
 import os
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from bstar_pipeline import call
+from bstar_pipeline import call, console
 
 PARTS = 4
 
@@ -35,9 +36,8 @@ def whereabouts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         )
 
 
-def main(out: Path, count: int, service: str, endpoints: list[str]) -> None:
+def make_calls(spark: SparkSession, out: Path, count: int, service: str, endpoints: list[str]) -> None:
     """Call, and write one JSON array of rows."""
-    spark = SparkSession.builder.appName("calls").getOrCreate()
     rows = spark.range(0, count, 1, PARTS).withColumn("body", F.concat(F.lit("row "), "id"))
     answered = call(
         rows, service=service, endpoints=endpoints, body="body", key="id", window=8, timeout=120.0
@@ -48,8 +48,13 @@ def main(out: Path, count: int, service: str, endpoints: list[str]) -> None:
         for row in seen.collect()
     ]
     out.write_text(json.dumps(told))
-    spark.stop()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    border = sys.argv.index("--")
+    (out, count, service, *endpoints), program = sys.argv[1:border], sys.argv[border + 1 :]
+    # A command uses the session that there is: one start of the executors is for both.
+    with console.session("bstar") as session:
+        make_calls(session, Path(out), int(count), service, endpoints)
+        sys.argv = program
+        runpy.run_path(program[0], run_name="__main__")
