@@ -31,7 +31,7 @@ from chaos.needs import until_valid
 from chaos.stage import Cast, Stage, stage
 from chaos.toxiproxy import say
 from chaos.validate import InvalidRunError
-from support.spark_fixtures import SETTINGS, need_java
+from support.spark_fixtures import COMPILED, need_java
 
 # The run, repeated if it shows nothing, and the job, repeated if Java ends.
 pytestmark = [pytest.mark.timeout(2_400), pytest.mark.spark]
@@ -128,9 +128,12 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> Looked:
 
 
 def make_tables(inputs: list[Path], tables: Path) -> None:
-    """Run the command as an operator would. Java that ends by itself says nothing: then once more."""
+    """Run the command as an operator would, with plans as of large data, which ``make test`` does not have.
+
+    Java that ends by itself says nothing: then once more.
+    """
     argv = [sys.executable, "-m", "bstar_cli", "pipeline", "run", *map(str, inputs), "--out", str(tables)]
-    for key, value in (SETTINGS).items():
+    for key, value in COMPILED.items():
         argv += ["--conf", f"{key}={value}"]
     for is_last in (False, True):
         done = subprocess.run(

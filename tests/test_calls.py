@@ -24,7 +24,7 @@ from support.scripted import WAIT_S, ScriptedBroker, final
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROWS = 6_000
+ROWS = 2_000
 
 
 # --- in a task, without Spark -------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 ``support.plain_reading`` reads the same journals by a hundred lines of plain Python. Each scene of
 ``support.scenes`` is a pair of its own, once with its clients' journals and once without.
-test_pipeline_incidents.py has both engines make the same tables of them.
+test_pipeline_incidents.py has both engines make the same tables of some.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ SETTINGS = {
     "spark.driver.extraJavaOptions": SMALL_JVM,
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    # A row's place in a shuffle must not matter.
     "spark.sql.shuffle.partitions": "2",
     "spark.log.level": "ERROR",
 }
@@ -24,7 +25,7 @@ SETTINGS = {
 
 def main(root: str, journals: list[str]) -> None:
     """Run it; print one JSON object about it."""
-    spark = open_session("connect", remote="local[2]", settings=SETTINGS)
+    spark = open_session("connect", remote="local[2]", settings=SETTINGS, is_small=True)
     try:
         summary = job.run(spark, journals, root)
         print(json.dumps({"session": type(spark).__module__, "requests": summary.requests}))

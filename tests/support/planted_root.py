@@ -2,8 +2,8 @@
 
 Its journals are those of three simulated pairs, of the scenes, of all pairs that test modules write by hand
 (``planted()`` of each), and of a directory with all that can be wrong with one. Tests read its Parquet with
-DuckDB; test_pipeline_incidents.py has Spark make the same tables. The files whose tests ask for it share a
-process: support/schedule.py.
+DuckDB; test_pipeline_incidents.py has Spark make the same tables of most of it. The files whose tests ask for
+it share a process: support/schedule.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _PLANTING = ("planted", "durables", "outages", "clocks", "silver")
 
 @dataclass(frozen=True, slots=True)
 class PlantedRoot:
-    """``journals``: what the run was given. Of the simulated pairs: the truth, by pair, and their folders."""
+    """``journals``: what the run was given beside the ``scenes``. Of the simulated pairs: the truth, by pair,
+    and their folders.
+    """
 
     root: Path
     journals: list[str]
@@ -71,8 +73,8 @@ def planted_root(tmp_path_factory: pytest.TempPathFactory) -> PlantedRoot:
             write(by_hand / f"{module}-{number}" / run.name(), run.lines())
     scenes = plant(tmp_path_factory.mktemp("scenes"))
     # Some of the odd files are named twice.
-    journals = [*map(str, folders.values()), str(odd), f"{odd}/*.open", str(by_hand), str(scenes)]
+    journals = [*map(str, folders.values()), str(odd), f"{odd}/*.open", str(by_hand)]
     root, progress = tmp_path_factory.mktemp("planted") / "tables", list[str]()
     with local_session("planted") as session:
-        summary = job.run(session, journals, str(root), progress=progress.append)
+        summary = job.run(session, [*journals, str(scenes)], str(root), progress=progress.append)
     return PlantedRoot(root, journals, odd, scenes, folders, truths, broken, summary, progress)

@@ -29,6 +29,15 @@ SETTINGS = {
 }
 """For small data on a small machine that nobody else should reach."""
 
+COMPILED = {
+    **SETTINGS,
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+}
+"""The same with plans that Spark adapts and compiles, as for large data."""
+
 
 def spark_home() -> Path:
     """Where Spark is installed."""
