@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +12,11 @@ from bstar.wire import durable, native
 from bstar.wire.durable import Cause, Fetch, Missed, Repeat, Schedule, Service, Standing, State, Submit
 from bstar.wire.messages import OWN_BACKOFF, ErrorCode
 from bstar_broker.core.admission import REQUEST_BYTES
+from bstar_broker.store.core import desk, runner
 from bstar_broker.store.core import durable as durable_store
-from bstar_broker.store.core import runner
 from bstar_broker.store.core.desk import ENTRY_BYTES_MAX
 from bstar_broker.store.core.settings import StoreSettings
-from bstar_broker.store.core.titanic import REQUEST
+from bstar_broker.store.core.titanic import REPLY, REQUEST
 from support.solo_store import DAY_MS, SoloStore
 
 ID = durable.new_id(1, b"0123456789")
@@ -133,6 +134,54 @@ def test_parts_too_large_to_be_kept_end_the_attempt_and_no_part_of_a_reply_is_an
     standing = solo.status(ID)
     assert (standing.state, standing.cause) == (State.DEAD, Cause.FAILED)
     assert "limits.partials_buffer_bytes_max" in standing.text
+
+
+@pytest.mark.parametrize("is_successor", [False, True])
+def test_a_wall_clock_that_is_behind_the_log_holds_nothing_up(*, is_successor: bool) -> None:
+    """It was set back, or the clock of the node that led before was ahead."""
+    solo = SoloStore()
+    solo.skipped_ms = 3_600_000
+    if is_successor:
+        solo.replica.at_ms = solo.wall_ms()
+    else:
+        solo.submit(OTHER, b"none")
+    solo.skipped_ms = 0
+    job = begun(solo, backoff_ms=1_000, expires_ms=10_000)
+    assert solo.status(ID).submitted_ms >= DAY_MS + 3_600_000, "the log's time never goes back"
+    fail(solo, job)
+    assert jobs_after(solo, 0.9) == []
+    [again] = jobs_after(solo, 0.3)
+    fail(solo, again)
+    solo.wait(10.0)
+    assert solo.status(ID).cause == Cause.EXPIRED
+
+
+def test_seconds_in_which_requests_expire_are_remembered_up_to_a_bound(
+    solo: SoloStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable_store, "_SECONDS_MAX", 2)
+    for number in range(1, 5):
+        solo.submit(durable.new_id(number, b"0123456789"), expires_ms=1_000 * number)
+    solo.wait(2.5)
+    assert solo.table.totals.dead == 2
+    solo.wait(60.0)
+    assert solo.table.totals.dead == 4, "the sweep of each minute ends the others"
+
+
+def test_questions_that_wait_for_the_disk_are_bounded_and_hold_no_body(
+    solo: SoloStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "_WAITING_MAX", 2)
+    solo.is_held = True
+    ignored = bytes(1_000_000)
+    held = sys.getrefcount(ignored)
+    for _ in range(2):
+        assert solo.ask(Service.STATUS, durable.encode(Fetch(ID)), ignored) == []
+    assert sys.getrefcount(ignored) == held
+    [refusal] = solo.ask(Service.STATUS, durable.encode(Fetch(ID)))
+    assert refusal.command == native.BUSY
+    [*_, status] = solo.say(b"MDPC02", b"\x01", REPLY, ID.hex().encode(), sender=b"plain")[-1]
+    assert status == b"500"
 
 
 def test_parts_that_came_while_the_node_did_not_serve_are_missed_and_the_attempt_fails() -> None:

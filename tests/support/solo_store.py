@@ -55,6 +55,7 @@ class PlayedReplica:
         self.trouble = ""
         self.copies = 2
         self.last = START
+        self.at_ms = 0
         self.committed = self.applied_to = self.lag = 0
         self.is_peer_heard = True
         self.catch_up = 1.0
@@ -84,7 +85,8 @@ class PlayedReplica:
 
     def propose(self, encoded: bytes, at_ms: int, now: float) -> list[Output]:
         self.last = Position(self._epoch, self.last.number + 1)
-        return [Write(entries=(Entry.of(self.last, at_ms, encoded),))]
+        self.at_ms = max(at_ms, self.at_ms)
+        return [Write(entries=(Entry.of(self.last, self.at_ms, encoded),))]
 
     def written(self, written: Written, now: float) -> list[Output]:
         self.committed = written.last.number

@@ -72,8 +72,7 @@ class MemoryStore(DurableStore):
             *(due_ms for due_ms, _ in self._schedules._heap[:1]),  # noqa: SLF001
         ]
         ahead_s = (min(times_ms) - self._clock.wall_ms()) / 1000
-        waits = self._desk._waits.values()  # noqa: SLF001
-        return min(self._clock.now() + ahead_s, *(wait.until for each in waits for wait in each), inf)
+        return min(self._clock.now() + ahead_s, self._desk._deadlines.next_deadline())  # noqa: SLF001
 
 
 class Faults:

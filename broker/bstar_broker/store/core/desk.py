@@ -4,11 +4,12 @@ A command is answered when it has been applied: its entry is on as many disks as
 answered by a look at the table.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import msgspec
 
+from bstar.base.deadlines import Deadlines
 from bstar.base.printable import printable
 from bstar.errors import RemoteProtocolError
 from bstar.security.principals import Principal
@@ -68,11 +69,12 @@ class Batch(msgspec.Struct, gc=False):
     numbers: list[int]
 
 
-class Wait(msgspec.Struct, gc=False):
-    """A request for a result that is not there yet."""
+class Wait(msgspec.Struct, gc=False, eq=False):
+    """A client asks for a result of ``request`` that is not there yet."""
 
     message: Request
-    until: float
+    request: bytes
+    is_over: bool = False
 
 
 class Order(msgspec.Struct):
@@ -119,8 +121,9 @@ class Desk:
         # Questions to the disk, by token: who asks, and what becomes of the records.
         self._questions: dict[int, tuple[Request, Answer]] = {}
         self._tokens = 0
-        # Requests for results, by the id of the request.
-        self._waits: dict[bytes, list[Wait]] = {}
+        # Requests for results, by the id of the request, and when they have waited long enough.
+        self._waits: dict[bytes, dict[Wait, None]] = {}
+        self._deadlines: Deadlines[Wait] = Deadlines(lambda wait, until: not wait.is_over)
         self.waiting = 0
         # Operations that came before the store led, with who sent them.
         self._early: list[tuple[Request, Principal | None]] = []
@@ -144,7 +147,7 @@ class Desk:
         if handle is None:
             text = f'no such service: "{printable(message.service)}"'
             return self.refuse(message, refusals.INVALID_DURABLE.saying(text))
-        if self._is_full:
+        if self.is_full:
             return self.refuse(message, refusals.STORE_BUSY.saying("too many durable operations wait"))
         try:
             return handle(message, principal, now)
@@ -152,8 +155,9 @@ class Desk:
             return self.refuse(message, refusals.INVALID_DURABLE.saying(error.text))
 
     @property
-    def _is_full(self) -> bool:
-        return self.waiting + len(self.orders) >= _WAITING_MAX
+    def is_full(self) -> bool:
+        """True if too many operations wait for the disk or for a result."""
+        return self.waiting + len(self.orders) + len(self._questions) >= _WAITING_MAX
 
     def keep(self, message: Request, principal: Principal | None) -> bool:
         """Let an operation wait until the store leads; False if too many do."""
@@ -171,7 +175,7 @@ class Desk:
 
     def forget(self, request: bytes) -> bool:
         """Close a request for the node itself; False if too many operations wait."""
-        if self._is_full:
+        if self.is_full:
             return False
         self.take(Order(Closed([request]), 1))
         return True
@@ -266,7 +270,9 @@ class Desk:
         def answer(record: Record | None, now: float) -> list[Output]:
             if record is not None and record.state == State.PENDING and wait_s:
                 # The disk tells of its end later than of this look.
-                self._waits.setdefault(fetch.id, []).append(Wait(message, now + wait_s))
+                wait = Wait(message, fetch.id)
+                self._waits.setdefault(fetch.id, {})[wait] = None
+                self._deadlines.add(wait, now + wait_s)
                 self.waiting += 1
                 return []
             return self._say_result(message, fetch.id, record)
@@ -337,6 +343,7 @@ class Desk:
         return [Find(request, self._token(message, found))]
 
     def _token(self, message: Request, answer: Answer) -> int:
+        message.body = []  # as in ``take``
         self._tokens += 1
         self._questions[self._tokens] = (message, answer)
         return self._tokens
@@ -380,30 +387,34 @@ class Desk:
 
     def ended(self, record: Record) -> list[Output]:
         """A request has an answer, or will never have one: tell all who wait for it."""
-        waits = self._waits.pop(record.id, ())
-        self.waiting -= len(waits)
+        waits = self._end_waits(record.id)
         return [output for wait in waits for output in self._say_result(wait.message, record.id, record)]
 
     def closed(self, request: bytes) -> list[Output]:
         """A request was forgotten: no client waits for it any longer."""
-        waits = self._waits.pop(request, ())
-        self.waiting -= len(waits)
+        waits = self._end_waits(request)
         return [output for wait in waits for output in self._say_result(wait.message, request, None)]
+
+    def _end_waits(self, request: bytes) -> Iterable[Wait]:
+        waits = self._waits.pop(request, {})
+        self.waiting -= len(waits)
+        for wait in waits:
+            wait.is_over = True
+        return waits
 
     # --- time and roles -------------------------------------------------------------------------------------
 
     def expire(self, now: float) -> list[Output]:
         """Answer those who have waited long enough: the request is pending."""
         outputs: list[Output] = []
-        for request, waits in list(self._waits.items()):
-            due = [wait for wait in waits if now >= wait.until]
-            if not due:
-                continue
-            self.waiting -= len(due)
-            outputs += [self._say(wait.message, Standing(request, State.PENDING)) for wait in due]
-            waits[:] = [wait for wait in waits if now < wait.until]
+        for wait in self._deadlines.pop_due(now):
+            waits = self._waits[wait.request]
+            del waits[wait]
             if not waits:
-                del self._waits[request]
+                del self._waits[wait.request]
+            self.waiting -= 1
+            outputs.append(self._say(wait.message, Standing(wait.request, State.PENDING)))
+        self._deadlines.tidy(self.waiting)
         return outputs
 
     def leave(self, orders: Sequence[Order], now: float) -> list[Output]:
@@ -416,8 +427,8 @@ class Desk:
         self.orders.clear()
         self.waiting_bytes = 0
         self._questions.clear()
-        self._waits.clear()
-        self.waiting = 0
+        for waiting in list(self._waits):
+            self._end_waits(waiting)
         outputs: list[Output] = []
         for asker in askers:
             if isinstance(asker, Batch):

@@ -51,11 +51,14 @@ _UNDER_WAY_MAX = 2
 _ENTRY_ROWS_MAX = 4_096
 _SWEEP_INTERVAL_S = 60.0
 _SWEEP_LIMIT = 1_000
+# Seconds that are remembered, in some 10 MB.
+_SECONDS_MAX = 100_000
 _TICK_S = 0.1
 
 
 class Sweeps:
-    """When to propose the next sweep: every minute, and in the seconds (Unix time) in which requests expire.
+    """When to propose the next sweep: every minute, and in the seconds (Unix time) in which requests expire,
+    as far as they are remembered.
 
     ``at`` is on the node's clock.
     """
@@ -68,7 +71,7 @@ class Sweeps:
     def add(self, expires_ms: int) -> None:
         """A request expires at this time."""
         second = -(-expires_ms // 1000)
-        if second not in self._known:
+        if second not in self._known and len(self._known) < _SECONDS_MAX:
             self._known.add(second)
             heappush(self._seconds, second)
 
@@ -119,6 +122,20 @@ class DurableStore:
         self._is_ready = False
         self._tick_at = now + _TICK_S
         self._sweeps = Sweeps()
+        # A moment of the store's time, and the node's clock then.
+        self._time_then_ms, self._time_at = 0, now
+
+    def _time_ms(self, now: float) -> int:
+        """The store's time: Unix time that never goes back, as that of the log does not, nor stands still.
+
+        The wall clock may be set back, or that of the node that led before may be ahead.
+        """
+        time_ms = self._time_then_ms + int((now - self._time_at) * 1000)
+        ahead_ms = max(self._wall_ms(), self.replica.at_ms)
+        if ahead_ms < time_ms:
+            return time_ms
+        self._time_then_ms, self._time_at = ahead_ms, now
+        return ahead_ms
 
     # --- clients --------------------------------------------------------------------------------------------
 
@@ -183,7 +200,7 @@ class DurableStore:
             case Found():
                 outputs = self._desk.found(given, now)
             case DueFound():
-                outputs = self._runner.found(given, self._wall_ms(), now)
+                outputs = self._runner.found(given, self._time_ms(now), now)
             case LogRead():
                 outputs = replica.log_read(given, now)
             case Exported():
@@ -206,7 +223,7 @@ class DurableStore:
         """An entry has been applied: first its effects, then the answers to those who wait for them."""
         self._tally.applied(applied, self.replica.last.epoch, now)
         outputs: list[Output] = []
-        now_ms = self._wall_ms()
+        now_ms = self._time_ms(now)
         for change in applied.changes:
             self._take_in(change, now_ms, now, outputs)
         orders = self._under_way.pop(applied.number, ())
@@ -310,17 +327,16 @@ class DurableStore:
         if self.replica.is_leading != (self._began > 0):
             outputs += self._follow_replica(now)
         runner, orders = self._runner, self._desk.orders
+        is_news = runner.collect(now)
         if not self._is_ready:
-            runner.collect(now)
             return outputs
-        if runner.is_stirred():
-            outputs += runner.look(self._wall_ms(), now)
-        if runner.collect(now):
+        if is_news:
             for command in runner.commands:
                 size_bytes = sum(map(len, command.frames)) if isinstance(command, Answered) else 0
                 self._desk.take(Order(command, 1, size_bytes=size_bytes))
             runner.commands.clear()
-            outputs += runner.look(self._wall_ms(), now)
+        if runner.is_stirred:
+            outputs += runner.look_again(self._time_ms(now), now)
         while orders and len(self._under_way) < _UNDER_WAY_MAX and self.replica.is_leading:
             outputs += self._propose(self._take_orders(), now)
         return outputs
@@ -342,7 +358,7 @@ class DurableStore:
 
     def _propose(self, orders: list[Order], now: float) -> list[Output]:
         encoded = commands.encode([order.command for order in orders])
-        outputs = self.replica.propose(encoded, self._wall_ms(), now)
+        outputs = self.replica.propose(encoded, self._time_ms(now), now)
         self._under_way[self.replica.last.number] = orders
         return outputs
 
@@ -366,12 +382,11 @@ class DurableStore:
         is_refusing = self._settings.when_alone == "refuse"
         copies, is_peer_heard = self.replica.copies, self.replica.is_peer_heard
         outputs += self._tally.tell_copies(copies, is_peer_heard=is_peer_heard, is_refusing=is_refusing)
-        if self._desk.waiting:
-            outputs += self._desk.expire(now)
-        now_ms = self._wall_ms()
+        outputs += self._desk.expire(now)
+        now_ms = self._time_ms(now)
         outputs += self._runner.look(now_ms, now)
         orders = self._desk.orders
-        orders += [Order(fired, 1 + len(fired.runs_ms)) for fired in self._schedules.due(now_ms)]
+        orders += [Order(fired, 1 + len(fired.runs_ms)) for fired in self._schedules.due(self._wall_ms())]
         if self._sweeps.is_due(now_ms, now) and self.replica.is_leading:
             keep_ms = round(self._settings.keep_answers_s * 1000)
             keep_dead_ms = round(self._settings.keep_dead_s * 1000)

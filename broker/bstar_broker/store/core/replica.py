@@ -175,6 +175,11 @@ class Replica:
         return self._site.log.last
 
     @property
+    def at_ms(self) -> int:
+        """The time of the last entry."""
+        return self._site.log.at_ms
+
+    @property
     def committed(self) -> int:
         """The number of the last entry that may be applied here."""
         return self._site.committed

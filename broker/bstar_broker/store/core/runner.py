@@ -8,6 +8,7 @@ Of each serial group the table offers its first pending request. Here its group 
 ``running`` and no worker of this node's broker holds it: then the next one may begin.
 """
 
+from collections.abc import Iterable
 from itertools import islice
 from math import inf
 
@@ -87,7 +88,8 @@ class Runner:
         # Requests that were submitted before this node began may have been begun by its predecessor.
         self._begun_seq = 0
         self._registrations = 0
-        self._is_stirred = False
+        # Services that may have more to do since the last look.
+        self._stirred: set[bytes] = set()
         # Busy groups, by service and group. A request that was retried by an operator may be the first of its
         # group while a later one runs: it waits, and its id stands here for the disk to skip; otherwise b"".
         self._groups: dict[tuple[bytes, str], bytes] = {}
@@ -109,6 +111,7 @@ class Runner:
         self.running.clear()
         self.commands.clear()
         self._lanes.clear()
+        self._stirred.clear()
         self._groups.clear()
         self._leaving.clear()
         self._size_bytes = 0
@@ -137,7 +140,10 @@ class Runner:
         if record is None:
             return []
         self._size_bytes -= _size(record)
-        self._lanes[record.service].running -= 1
+        lane = self._lanes[record.service]
+        lane.running -= 1
+        if lane.has_more:
+            self._stirred.add(record.service)
         outputs = self._broker.withdraw(identity_of(request), now)
         self._leave_group(record)
         return outputs
@@ -145,7 +151,8 @@ class Runner:
     def note_due(self, service: bytes) -> None:
         """A request of a group may have become the first of it: look soon."""
         if self._is_on:
-            self._lanes.setdefault(service, Lane()).has_more = self._is_stirred = True
+            self._lanes.setdefault(service, Lane()).has_more = True
+            self._stirred.add(service)
 
     def _leave_group(self, record: Record) -> None:
         """The broker has this request no more, or only for a worker that goes on with it."""
@@ -164,8 +171,8 @@ class Runner:
         if lane is None or not self._is_on:
             return []
         lane.is_asking = False
-        # Something became due since it asked.
-        self._is_stirred = self._is_stirred or lane.has_more
+        if lane.has_more:
+            self._stirred.add(found.service)  # something became due since it asked
         lane.has_more = lane.has_more or found.has_more
         if found.next_ms:
             lane.next_ms = min(lane.next_ms or found.next_ms, found.next_ms)
@@ -183,12 +190,32 @@ class Runner:
 
     def look(self, now_ms: int, now: float) -> list[Output]:
         """Ask the disk for more where workers could take more."""
+        return self._look(self._ledger.services, now_ms, now)
+
+    @property
+    def is_stirred(self) -> bool:
+        """True if ``look_again`` may find something."""
+        return bool(self._stirred) or self._registrations != self._ledger.registrations
+
+    def look_again(self, now_ms: int, now: float) -> list[Output]:
+        """As ``look``, at services that have changed since: those whose requests have ended or become due,
+        or all after workers have registered, which may offer what no worker offered before.
+        """
+        stirred, self._stirred = self._stirred, set()
+        has_all = self._registrations == self._ledger.registrations
+        self._registrations = self._ledger.registrations
+        return self._look(stirred if has_all else self._ledger.services, now_ms, now)
+
+    def _look(self, services: Iterable[bytes], now_ms: int, now: float) -> list[Output]:
         if not self._is_on:
             return []
         for record in list(self._leaving.values()):
             self._leave_group(record)
         outputs: list[Output] = []
-        for service, lane in self._lanes.items():
+        for service in services:
+            lane = self._lanes.get(service)
+            if lane is None:
+                continue
             if lane.next_ms and now_ms >= lane.next_ms:
                 lane.next_ms = 0
                 lane.has_more = True
@@ -288,17 +315,13 @@ class Runner:
 
     # --- time -----------------------------------------------------------------------------------------------
 
-    def is_stirred(self) -> bool:
-        """True once after workers have registered, which may offer what no worker offered before, or after a
-        request of a group has become due.
-        """
-        is_stirred = self._is_stirred or self._registrations != self._ledger.registrations
-        self._registrations, self._is_stirred = self._ledger.registrations, False
-        return is_stirred
-
     def next_due_ms(self) -> int:
-        """When the next request becomes due, Unix milliseconds; 0 if none is known."""
-        return min((lane.next_ms for lane in self._lanes.values() if lane.next_ms), default=0)
+        """When the next request becomes due that workers offer, Unix milliseconds; 0 if none is known."""
+        of_services = ((lane, self._ledger.services.get(service)) for service, lane in self._lanes.items())
+        return min(
+            (lane.next_ms for lane, record in of_services if lane.next_ms and record and record.workers),
+            default=0,
+        )
 
     def next_deadline(self) -> float:
         """When ``look`` may find room after a pause."""

@@ -46,10 +46,12 @@ class Titanic:
 
     def receive(self, message: Request, principal: Principal | None, now: float) -> list[Output]:
         """Handle one operation, while the store leads."""
-        if message.service == REQUEST:
-            return self._request(message, principal)
         if message.service not in SERVICES:
             return self._say(message, UNKNOWN)
+        if self._desk.is_full:
+            return self.refuse(message)
+        if message.service == REQUEST:
+            return self._request(message, principal)
         request = _id_of(message.body)
         if message.service == CLOSE:
             return self._close(message, request, principal)
