@@ -192,6 +192,16 @@ def test_attempts_of_a_node_that_steps_down_are_the_other_nodes(stage: EmqStage)
     assert stage.front.state(stage.now).levels["retries"] == 0
 
 
+def test_an_attempt_that_fails_after_its_node_stepped_down_has_its_next_one_at_the_other_node(
+    stage: EmqStage,
+) -> None:
+    stage.manager(slots=1)
+    stage.asks(b"q1", "retry-count:1")
+    stage.step_down()
+    assert (b"c1", emq.Goodbye(b"q1")) in stage.ends(b"q1", "TimeoutError")
+    assert stage.front.state(stage.now).levels["retries"] == 0
+
+
 @pytest.mark.requirement("EMQ-G-07")
 def test_a_farewell_names_what_nobody_has_begun_and_nothing_else(stage: EmqStage) -> None:
     """A client sends again what a KBYE names: it must not run twice."""

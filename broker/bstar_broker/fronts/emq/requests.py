@@ -172,6 +172,8 @@ class Requests:
             return self._stored_result(order, now)
         attempts = self._take(order.peer, order.identity)
         if attempts is not None and attempts.left and self._is_failure(order):
+            if not self._inlet.is_active:
+                return [self._over(attempts.request)]
             attempts.left -= 1
             self._keep(attempts)
             self._pauses.append((now + _RETRY_PAUSE_S, attempts))
@@ -241,10 +243,11 @@ class Requests:
         self._pauses.clear()
         for each in asked:
             self._take(each.sender, each.identity)
-        # Their last attempt has failed, and the client allows another one.
-        return [
-            self._desk.goodbye(CLIENTS, split_peer_id(each.sender)[2], each.envelope[1]) for each in asked
-        ]
+        return [self._over(each) for each in asked]
+
+    def _over(self, asked: Request) -> Output:
+        """The last attempt at this node has failed, and the client allows another one: at the other node."""
+        return self._desk.goodbye(CLIENTS, split_peer_id(asked.sender)[2], asked.envelope[1])
 
     def forget(self, client: bytes) -> None:
         """This client is gone: it gets no further attempt, and the broker drops what it asked."""

@@ -13,6 +13,7 @@ so a client may repeat it. Times keep to their grid. The first run is at once, u
 
 from collections.abc import Callable
 from hashlib import blake2b
+from math import inf
 from typing import Protocol
 
 import msgspec
@@ -206,6 +207,8 @@ class MemorySchedules:
         self._managers = managers
         self._wall_ms = wall_ms
         self._memos: dict[bytes, Memo] = {}
+        # Nothing is due before: the loop asks after each message, and there may be thousands of schedules.
+        self._due_at = inf
 
     def schedule(self, asker: Asker, plan: Plan, now: float) -> list[Output]:
         """See ``Keeper``."""
@@ -222,6 +225,7 @@ class MemorySchedules:
         self._memos[plan.id] = memo
         if not plan.is_hasty:
             memo.due_at = self._next(memo, now)
+        self._due_at = min(self._due_at, memo.due_at)
         return []
 
     def _next(self, memo: Memo, now: float) -> float:
@@ -233,7 +237,7 @@ class MemorySchedules:
             return memo.due_at + every_s * max(1, (now - memo.due_at) // every_s + 1)
         now_ms = self._wall_ms()
         next_ms = times.first(plan.repeat(), now_ms, is_delayed=False)
-        return now + (next_ms - now_ms) / 1000 if next_ms else float("inf")
+        return now + (next_ms - now_ms) / 1000 if next_ms else inf
 
     def unschedule(self, asker: Asker, schedule: bytes, now: float) -> list[Output]:
         """See ``Keeper``."""
@@ -251,9 +255,11 @@ class MemorySchedules:
     def handle_timer(self, now: float) -> list[Output]:
         """See ``Keeper``."""
         outputs: list[Output] = []
+        if now < self._due_at:
+            return outputs
         for memo in [each for each in self._memos.values() if now >= each.due_at]:
             plan = memo.plan
-            if memo.left == 1 or (due_at := self._next(memo, now)) == float("inf"):
+            if memo.left == 1 or (due_at := self._next(memo, now)) == inf:
                 del self._memos[plan.id]
             else:
                 memo.left = max(0, memo.left - 1)
@@ -261,15 +267,17 @@ class MemorySchedules:
             peer = peer_id(NAME, DOOR, plan.id)
             asked = Request(peer, Dialect.FRONT, (HASTE, b""), plan.service, plan.body)
             outputs += self._managers.receive(asked, now, memo.user_id)
+        self._due_at = min((memo.due_at for memo in self._memos.values()), default=inf)
         return outputs
 
     def next_deadline(self) -> float | None:
         """See ``Keeper``."""
-        return min((memo.due_at for memo in self._memos.values()), default=None)
+        return None if self._due_at == inf else self._due_at
 
     def stop(self) -> None:
         """See ``Keeper``: the other node's clients schedule again there."""
         self._memos.clear()
+        self._due_at = inf
 
     def count(self) -> int:
         """See ``Keeper``."""
