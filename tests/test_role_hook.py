@@ -117,16 +117,24 @@ def test_a_program_that_writes_without_end_is_stopped(
 
 
 def test_a_program_that_may_not_be_killed_does_not_end_the_hook(
-    write: Callable[[str], Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    write: Callable[[str], Path],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """It runs as another user, as sudo does."""
+    """It runs as another user, as sudo does. The next change does not wait for its end."""
     caplog.set_level(logging.INFO)
     may_not = PermissionError(errno.EPERM, os.strerror(errno.EPERM))
     monkeypatch.setattr(os, "killpg", Mock(side_effect=may_not))
-    with RoleHook(hooked(write('test "$1" = active || sleep 2'), timeout_s=0.5), int) as hook:
+    script = f'test "$1" = active || {{ echo $$ > {tmp_path}/pid; exec sleep 1000; }}'
+    with RoleHook(hooked(write(script), timeout_s=0.5), int) as hook:
         hook.observe(TAKEN_OVER)
         hook.observe(STEPPED_DOWN)
         wait_until(lambda: "active -> passive" in caplog.text, "the next one has run")
+        pid = int((tmp_path / "pid").read_text())
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        hook.observe(STEPPED_DOWN)
     assert "passive -> active runs on as another user (Operation not permitted)" in caplog.text
 
 

@@ -58,6 +58,8 @@ class RoleHook(Closing):
         self._environ = {**os.environ, "BSTAR_PAIR": settings.pair, "BSTAR_ROLE": settings.role}
         self._epoch = epoch
         self._changes: queue.Queue[tuple[str, ...]] = queue.Queue(_CHANGES_MAX)
+        # Those that could not be killed, or do not end.
+        self._left: list[subprocess.Popen[bytes]] = []
         self._thread = threading.Thread(target=self._run, name="bstar-hook", daemon=True)
         self._thread.start()
 
@@ -84,6 +86,7 @@ class RoleHook(Closing):
             self._call(change)
 
     def _call(self, change: tuple[str, ...]) -> None:
+        self._left = [each for each in self._left if each.poll() is None]
         old, new, *_ = change
         subject = f"{self._program} for {old} -> {new}"
         try:
@@ -100,7 +103,7 @@ class RoleHook(Closing):
             _log.error("%s could not be started: %s", subject, error)
             return
         output = _Output(process)
-        with process:
+        with output.file:
             if not output.read_to_end(self._timeout_s):
                 what = "was stopped"
                 try:
@@ -109,6 +112,8 @@ class RoleHook(Closing):
                     what = f"runs on as another user ({error.strerror})"
                 # What it started in a session of its own may live, and hold the output open.
                 output.read_to_end(_KILL_S)
+                if process.poll() is None:
+                    self._left.append(process)
                 _log.error("%s %s after %g s: %s", subject, what, self._timeout_s, _shown(output.kept))
                 return
         level = logging.INFO if process.returncode == 0 else logging.ERROR
@@ -121,16 +126,16 @@ class _Output:
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         assert process.stdout is not None
         self._process = process
-        self._file = process.stdout.fileno()
+        self.file = process.stdout
         self.kept = b""
 
     def read_to_end(self, timeout_s: float) -> bool:
         """Read until the program has ended, and all that write for it; False if that takes too long."""
         until = time.monotonic() + timeout_s
         ready = select.poll()
-        ready.register(self._file)
+        ready.register(self.file)
         while (left_s := until - time.monotonic()) > 0 and ready.poll(left_s * 1_000):
-            data = os.read(self._file, _READ_BYTES)
+            data = os.read(self.file.fileno(), _READ_BYTES)
             if not data:
                 return self._has_ended(until)
             self.kept += data[: _OUTPUT_BYTES_MAX - len(self.kept)]
