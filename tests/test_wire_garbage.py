@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bstar import wire
 from bstar.errors import RemoteProtocolError
-from bstar.wire import limits, native, peer
+from bstar.wire import limits, native, peer, pirate, pzq
 from bstar.wire.mdp import MDP01, MDP02
 from bstar.wire.messages import Failure, Request
 from fuzz.fuzz_wire import CORPUS, TARGETS, TOKENS, check, describe, frames_from, read_corpus, run
@@ -186,6 +186,19 @@ def test_an_envelope_of_too_many_frames_is_refused() -> None:
     assert len(message.envelope) == limits.ENVELOPE_FRAMES_MAX + 1
     with pytest.raises(RemoteProtocolError, match="header"):
         wire.decode([b"id", *[b"x"] * (limits.ENVELOPE_FRAMES_MAX + 1), *rest])
+
+
+@pytest.mark.parametrize("header", [[MDP01.client], [MDP02.client, b"\x01"], [MDP01.worker, b"\x01"]])
+def test_an_envelope_of_too_many_octets_is_refused(header: list[bytes]) -> None:
+    """A request keeps it while it waits, a worker while it is registered, and no queue counts it."""
+    rest = [b"", *header, b"echo", *([b"hi"] if b"C" in header[0] else [])]
+    wire.decode([b"id", bytes(limits.ENVELOPE_BYTES_MAX), *rest])
+    with pytest.raises(RemoteProtocolError, match="header"):
+        wire.decode([b"id", bytes(limits.ENVELOPE_BYTES_MAX), b"x", *rest])
+    with pytest.raises(RemoteProtocolError, match="envelope"):
+        pirate.decode_client([b"id", bytes(limits.ENVELOPE_BYTES_MAX + 1), b"", b"hi"])
+    with pytest.raises(RemoteProtocolError, match="pzq"):
+        pzq.read_message([bytes(256), b"", b"hi"])
 
 
 def test_extensions_beyond_their_room_are_refused() -> None:

@@ -16,7 +16,7 @@ may be a worker next.
 from bstar.errors import RemoteProtocolError
 from bstar.wire import front, native, native_broker
 from bstar.wire.dialect import BrokerCodec, Dialect, Envelope, Frames
-from bstar.wire.limits import ENVELOPE_FRAMES_MAX, FRAMES_MAX, MESSAGE_BYTES_MAX
+from bstar.wire.limits import ENVELOPE_BYTES_MAX, ENVELOPE_FRAMES_MAX, FRAMES_MAX, MESSAGE_BYTES_MAX
 from bstar.wire.mdp import MDP01, MDP02
 from bstar.wire.messages import Finals, FromPeer
 
@@ -88,6 +88,8 @@ def _decode_enveloped(frames: Frames) -> FromPeer:
         head = frames[at]
     except (ValueError, IndexError):
         raise RemoteProtocolError("header", f"no header of any dialect: {frames[1][:16]!r}") from None
+    if at > 2 and sum(map(len, frames[1:at])) > ENVELOPE_BYTES_MAX:
+        raise RemoteProtocolError("header", f"an envelope has at most {ENVELOPE_BYTES_MAX} bytes")
     for header, read in _ENVELOPED:
         if head == header:
             return read(frames, at, tuple(frames[1:at]))

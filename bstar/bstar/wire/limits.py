@@ -16,6 +16,9 @@ GROUP_CHARS_MAX = 128
 
 # Frames that a client may put before the empty delimiter (REQ_CORRELATE puts one, a chain of proxies a few).
 ENVELOPE_FRAMES_MAX = 8
+# All of these: routing ids of libzmq have 255 bytes at most. No bound of a queue counts them, and a worker's
+# stay for as long as it is registered.
+ENVELOPE_BYTES_MAX = 255 * ENVELOPE_FRAMES_MAX
 
 # The default of the configurable limit on one message, all frames together.
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024

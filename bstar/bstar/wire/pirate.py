@@ -24,7 +24,7 @@ import msgspec
 
 from bstar.errors import RemoteProtocolError
 from bstar.wire.dialect import Envelope, Frames
-from bstar.wire.limits import ENVELOPE_FRAMES_MAX
+from bstar.wire.limits import ENVELOPE_BYTES_MAX, ENVELOPE_FRAMES_MAX
 
 READY = b"\x01"
 HEARTBEAT = b"\x02"
@@ -83,6 +83,8 @@ def decode_client(frames: Frames) -> Ask:
     except ValueError:
         text = "no empty frame stands before the body: a DEALER has to send it"
         raise RemoteProtocolError("delimiter", text) from None
+    if sum(map(len, frames[1:at])) > ENVELOPE_BYTES_MAX:
+        raise RemoteProtocolError("envelope", f"an envelope has at most {ENVELOPE_BYTES_MAX} bytes")
     if at == len(frames):
         raise RemoteProtocolError("body", "a request is [envelope…] [] [body…]; the body is missing")
     return Ask(tuple(frames[1:at]), frames[at:])

@@ -22,13 +22,15 @@ FAILED = b"0"
 DONE = b"1"
 MONITOR = b"MONITOR"
 REQUEST_BYTES = 16
+# A uuid has 36. It is kept beside the message until that is stored, and no bound of the store counts it.
+MESSAGE_ID_BYTES_MAX = 255
 
 _UUID_CHARS = 36
 _FIGURE_CHARS_MAX = 20
 
 
 def read_message(frames: Sequence[bytes]) -> tuple[bytes, Frames]:
-    """A producer's message: its id and its body frames. RemoteProtocolError if it has no body.
+    """A producer's message: its id and its body frames. RemoteProtocolError if it has no body, or a long id.
 
     Headers before the empty frame are skipped (PZQ-B-02); an empty body frame is a body.
     """
@@ -38,6 +40,8 @@ def read_message(frames: Sequence[bytes]) -> tuple[bytes, Frames]:
     body = rest[rest.index(b"") + 1 :]
     if not body:
         raise RemoteProtocolError("pzq", "an empty message is not saved")
+    if len(message_id) > MESSAGE_ID_BYTES_MAX:
+        raise RemoteProtocolError("pzq", f"a message id has at most {MESSAGE_ID_BYTES_MAX} bytes: not saved")
     return message_id, body
 
 
