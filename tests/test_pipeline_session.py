@@ -87,7 +87,7 @@ def test_a_connect_server_that_is_started_here_is_as_quiet_as_a_driver_and_anoth
 
 
 @pytest.mark.parametrize(
-    ("master", "remote", "is_compiled"),
+    ("master", "remote", "is_shared"),
     [
         (None, None, False),
         ("local[2]", None, False),
@@ -97,12 +97,12 @@ def test_a_connect_server_that_is_started_here_is_as_quiet_as_a_driver_and_anoth
         (None, "sc://h:1", True),
     ],
 )
-def test_for_little_a_driver_here_compiles_no_plan_and_a_cluster_does(
-    master: str | None, remote: str | None, is_compiled: bool
+def test_for_little_a_driver_here_has_one_partition_and_a_cluster_its_own(
+    master: str | None, remote: str | None, is_shared: bool
 ) -> None:
     of_little = session._defaults(master, remote, True)
-    assert ("spark.sql.codegen.wholeStage" not in of_little) is is_compiled
-    assert "spark.sql.codegen.wholeStage" not in session._defaults(master, remote, False)
+    assert (of_little.get("spark.sql.shuffle.partitions") != "1") is is_shared
+    assert session._defaults(master, remote, False).get("spark.sql.shuffle.partitions") != "1"
 
 
 @pytest.mark.spark

@@ -8,11 +8,9 @@ import pytest
 from msgspec.structs import fields
 
 from bstar import records
-from support.journals import AT_US, Run, frame
+from support.journals import AT_US, Run
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from support.planted_root import PlantedRoot
 
 pytestmark = pytest.mark.spark
@@ -215,22 +213,3 @@ def test_who_alone_recorded_a_request_is_believed(requests: dict[str, Any]) -> N
 def test_requests_without_an_identity_are_not_taken_for_each_other(planted_root: PlantedRoot) -> None:
     rows = [row for row in planted_root.rows("silver.requests", PAIR) if row.client == "mdp-0a"]
     assert [(row.node_records, row.answers) for row in rows] == [(1, 1), (1, 1)]
-
-
-def test_requests_of_nodes_are_the_same_whether_all_are_grouped_or_only_the_odd_ones(
-    local: SparkSession,
-) -> None:
-    from bstar_pipeline import silver as module
-    from bstar_pipeline.pair_rows import frame_of
-    from bstar_pipeline.schema import table_schema
-
-    bronze = frame(local, _nodes())
-    runs = frame_of(local, module.runs(module.facts(bronze)[0]), table_schema("silver.runs"))
-    odd = module.odd(bronze)
-    # c-moved, c-given-up and c-twice; what plain clients sent to two nodes are two requests.
-    assert odd.count() == 3
-    order = ("client", "number", "node")
-    grouped = module.requests(bronze, runs).orderBy(*order).collect()
-    partly = module.requests(bronze, runs, odd).orderBy(*order).collect()
-    assert len(grouped) == 13
-    assert partly == grouped

@@ -64,8 +64,6 @@ _OF_REQUESTS = ("requests", "calls", "executions")
 _BRONZE = ("bronze.records", "bronze.rejected", "bronze.files")
 # Between a listing and the opening files go every few minutes at most.
 _LISTINGS_MAX = 3
-# Every executor gets this many digests of requests.
-_ODD_MAX = 500_000
 # Of two machines each whose clocks are compared.
 _LINKS_MAX = 10_000
 
@@ -280,7 +278,7 @@ def _tables(
         here = silver.histories_of(histories, of_runs)
         runs = job.write_rows("silver.runs", of_runs)
         states = job.write_rows("silver.states", silver.states(here))
-        requests = _requests(job, records, runs, clock_error_us)
+        requests = _requests(job, records, of_runs, clock_error_us)
         all_requests, all_records = requests, records
         if job.older is not None:
             files = job.writer.past.files("silver.requests", job.near)
@@ -597,20 +595,12 @@ def _services(job: _Job, records: DataFrame, slo: Objectives | None) -> dict[str
     return {name: _Small(frame.where(is_made)) for name, frame in small.items()}
 
 
-def _requests(job: _Job, records: DataFrame, runs: DataFrame, clock_error_us: int) -> DataFrame:
+def _requests(job: _Job, records: DataFrame, runs: Rows, clock_error_us: int) -> DataFrame:
     """Write the table of requests."""
-    is_wanted = F.lit(True)
-    if job.margin is not None:
-        records = records.unionByName(job.margin)
-        is_wanted = store.within(job.scope)
-    job.tell("looking for requests with several records")
-    odd = silver.odd(records).persist()
-    try:
-        few = odd if odd.count() <= _ODD_MAX else None
-        found = silver.requests(records, runs, few, clock_error_us)
-        return job.write("silver.requests", found.where(is_wanted))
-    finally:
-        odd.unpersist()
+    if job.margin is None:
+        return job.write("silver.requests", silver.requests(records, runs, clock_error_us))
+    found = silver.requests(records.unionByName(job.margin), runs, clock_error_us)
+    return job.write("silver.requests", found.where(store.within(job.scope)))
 
 
 def _durables(

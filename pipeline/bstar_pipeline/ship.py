@@ -23,8 +23,8 @@ ARCHIVE = "bstar-spark.tar.gz"
 PROGRAM = "bstar_job.py"
 
 _PACKAGES = ("bstar", "bstar_broker", "bstar_client", "bstar_pipeline", "bstar_cli")
-# mapInArrow needs the first, the report the second; few clusters have them.
-_ALSO = ("pyarrow", "Jinja2")
+# The job needs the first two on executors, the report the third; few clusters have them.
+_ALSO = ("pyarrow", "duckdb", "Jinja2")
 # Of no use at run time, and a quarter of the archive.
 _LEFT_OUT = ("pyarrow/include/", "pyarrow/tests/", "pyarrow/src/")
 _PROGRAM = '''\

@@ -6,11 +6,11 @@ DataFrames in and out, without an action.
 
 from bstar_pipeline.silver.clocks import clock_of, links, peer_links
 from bstar_pipeline.silver.durables import durables
-from bstar_pipeline.silver.requests import odd, requests
+from bstar_pipeline.silver.requests import requests
 from bstar_pipeline.silver.runs import corrected, fact_rows, facts, runs
 from bstar_pipeline.silver.states import histories, histories_of, states
 
 __all__ = [
     "clock_of", "corrected", "durables", "fact_rows", "facts", "histories", "histories_of",
-    "links", "odd", "peer_links", "requests", "runs", "states",
+    "links", "peer_links", "requests", "runs", "states",
 ]  # fmt: skip
