@@ -287,6 +287,17 @@ def test_the_brokers_own_services_cannot_be_called(service: str) -> None:
     in_memory(check)
 
 
+@pytest.mark.parametrize("name", ["%ff", "caf%e9", "%ed%a0%80", ""])
+@pytest.mark.parametrize("path", ["call", "submit"])
+def test_what_is_no_name_of_a_service_is_refused_at_once(path: str, name: str) -> None:
+    async def check(stand: Stand) -> None:
+        answer = await stand.http.post(f"/{path}/{name}", headers={"Bstar-Timeout": "60"})
+        assert failure(answer) == (400, "bad-request", False)
+        assert "name" in answer.json()["text"]
+
+    in_memory(check)
+
+
 def test_a_body_beyond_the_bound_is_refused_also_without_a_length() -> None:
     async def parts() -> AsyncIterator[bytes]:
         for _ in range(5):

@@ -131,6 +131,8 @@ def test_a_call_is_given_up_by_its_caller_or_with_its_socket() -> None:
         ('{"id": 4, "what": 1}', 4, "bad-request", 400),
         (r'{"id": "\ud800", "call": "echo"}', None, "bad-request", 400),
         ({"id": 4}, 4, "bad-request", 400),
+        ({"id": 4, "call": "\ufffd"}, 4, "bad-request", 400),
+        ({"id": 4, "call": "x" * 256}, 4, "bad-request", 400),
         ({"id": 4, "call": "echo", "timeout": 0}, 4, "bad-request", 400),
         ({"id": 4, "call": "echo", "timeout": 1e9}, 4, "bad-request", 400),
         ({"id": 4, "call": "echo", "body": {"base64": "*"}}, 4, "bad-request", 400),

@@ -11,6 +11,7 @@ from typing import Final
 from bstar.base.printable import printable
 from bstar.security.principals import Principal
 from bstar.wire import durable, mmi
+from bstar_client.arguments.bodies import to_name
 from bstar_client.asgi.asked import Headers
 from bstar_client.asgi.failures import FrontError
 
@@ -20,6 +21,8 @@ FindPrincipal = Callable[[str], Principal | None]
 EVERY_ORIGIN: Final = "*"
 # A browser's WebSocket cannot have a header of its own: it names the token as a protocol.
 _PROTOCOL_PREFIX: Final = "bearer."
+# An HTTP server puts it for the bytes of a path that are not UTF-8: such a name would be another one.
+_UNDECODED: Final = "\N{REPLACEMENT CHARACTER}"
 # The brokers' own services. What callers need of them has a path of its own.
 _RESERVED: Final = (mmi.PREFIX, durable.PREFIX, b"titanic.")
 
@@ -52,8 +55,10 @@ class Access:
         return principal
 
     def check_call(self, principal: Principal | None, service: str) -> None:
-        """FrontError unless the principal may call the service."""
-        name = service.encode("utf-8", "surrogateescape")
+        """FrontError unless the principal may call the service; also BstarError for what is no name."""
+        name = to_name(service)
+        if _UNDECODED in service:
+            raise FrontError("bad-request", f'"{printable(service)}" is not a service\'s name: it is not UTF-8')
         if name.startswith(_RESERVED):
             raise FrontError("not-allowed", f'"{printable(service)}" is a service of the brokers themselves')
         if principal is not None and not principal.calls.match(name):
