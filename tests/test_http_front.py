@@ -30,7 +30,9 @@ from bstar.errors import (
     UnknownRequestError,
 )
 from bstar.security.principals import Patterns, Principal, Principals, digest_of
+from bstar.wire import mmi
 from bstar.wire.messages import ErrorCode
+from bstar_broker.core.management import Management
 from bstar_client import AsyncHAClient, Declined, Request
 from bstar_client.asgi import FrontSettings, HttpFront
 from bstar_client.asgi.failures import STATUSES, body_of, response_of
@@ -573,6 +575,35 @@ def test_every_service_is_in_the_document() -> None:
         assert typed["summary"] == "What it costs."
         codes = document["components"]["schemas"]["Error"]["properties"]["code"]["enum"]
         assert codes == list(STATUSES)
+
+    in_memory(check)
+
+
+@pytest.mark.parametrize(
+    ("asked", "frame"),
+    [
+        (b"mmi.services", b"\xff"),
+        (b"mmi.services", b'[{"name": "echo"}]'),
+        (b"mmi.services", b'[{"service": 1}]'),
+        (b"mmi.descriptions", b"[" * 100_000),
+        (b"mmi.descriptions", b'{"workers": 1}'),
+        (b"mmi.descriptions", b'[{"workers": 1, "version": "\xff"}]'),
+    ],
+)
+def test_an_answer_that_cannot_be_read_is_one_error_of_the_document(
+    asked: bytes, frame: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Management._picture
+
+    def picture(self: Management, service: mmi.Service, *rest: Any) -> bytes:
+        return frame if service.value == asked else real(self, service, *rest)
+
+    monkeypatch.setattr(Management, "_picture", picture)
+
+    async def check(stand: Stand) -> None:
+        answer = await stand.http.get("/openapi.json")
+        assert failure(answer)[:2] == (502, "outcome-unknown")
+        assert f"the answer to {asked.decode()}" in answer.json()["text"]
 
     in_memory(check)
 

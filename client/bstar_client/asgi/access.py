@@ -58,7 +58,9 @@ class Access:
         """FrontError unless the principal may call the service; also BstarError for what is no name."""
         name = to_name(service)
         if _UNDECODED in service:
-            raise FrontError("bad-request", f'"{printable(service)}" is not a service\'s name: it is not UTF-8')
+            raise FrontError(
+                "bad-request", f'"{printable(service)}" is not a service\'s name: it is not UTF-8'
+            )
         if name.startswith(_RESERVED):
             raise FrontError("not-allowed", f'"{printable(service)}" is a service of the brokers themselves')
         if principal is not None and not principal.calls.match(name):

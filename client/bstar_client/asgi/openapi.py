@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
-
 import bstar
 from bstar.errors import CallError
 from bstar.security.principals import Principal
@@ -12,6 +10,7 @@ from bstar.wire.description import NO_DESCRIPTION, Description, Offer
 from bstar.wire.mmi import OK, Service
 from bstar_client.aio.client import AsyncHAClient
 from bstar_client.asgi.failures import STATUSES
+from bstar_client.calls.requests import read_json
 from bstar_client.core.calls import CallFailed
 
 _WINDOW: Final = 64
@@ -25,9 +24,6 @@ _ERROR: Final = {
         "may_have_executed": {"type": "boolean"},
     },
 }
-
-
-_decode = msgspec.json.Decoder(list[Offer]).decode
 
 
 async def document_of(
@@ -52,9 +48,9 @@ async def document_of(
     return document
 
 
-async def _told(client: AsyncHAClient, names: list[str], timeout_s: float) -> Mapping[str, Offer]:
+async def _told(client: AsyncHAClient, names: list[str], timeout_s: float) -> Mapping[str, Description]:
     """What most workers of each service tell. A node of an earlier release knows nothing of it."""
-    found = {}
+    found: dict[str, Description] = {}
     replies = client.map(
         Service.DESCRIPTIONS.value,
         [name.encode() for name in names],
@@ -67,8 +63,9 @@ async def _told(client: AsyncHAClient, names: list[str], timeout_s: float) -> Ma
             if not isinstance(reply.error, CallError):
                 raise reply.error
             continue
-        if len(reply.frames) > 1 and reply.frames[0] == OK and (said := _decode(reply.frames[1])):
-            found[names[reply.index]] = max(said, key=lambda offer: offer.workers)
+        if len(reply.frames) > 1 and reply.frames[0] == OK:
+            offers = read_json(reply.frames[1], list[Offer], Service.DESCRIPTIONS)
+            found[names[reply.index]] = max(offers, key=lambda offer: offer.workers, default=NO_DESCRIPTION)
     return found
 
 

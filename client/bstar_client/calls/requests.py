@@ -18,7 +18,7 @@ from bstar.wire.messages import ErrorCode
 from bstar.wire.mmi import NOT_FOUND, NOT_IMPLEMENTED, OK, Service
 from bstar_client.arguments.bodies import to_bytes, to_name
 from bstar_client.arguments.checks import check_flag, check_on_progress, to_timeout
-from bstar_client.arguments.codecs import CONTENT_TYPES, Codec, to_typed
+from bstar_client.arguments.codecs import CONTENT_TYPES, Codec, T, to_typed
 from bstar_client.arguments.settings import ClientSettings
 from bstar_client.core.calls import Ask, Asked, Call, CallTracer, OnProgress, Reply
 
@@ -344,16 +344,23 @@ def read_names(reply: Reply) -> list[bytes]:
     if code == NOT_IMPLEMENTED:
         text = f"{reply.endpoint} does not know requests for one worker alone (ask_all)"
         raise RejectedError(f"{text}; nothing was sent: upgrade the node", code=ErrorCode.INVALID)
-    try:
-        return [name.encode() for name in msgspec.json.decode(frames[0], type=list[str])]
-    except (*UNDECODABLE, IndexError) as error:
-        raise RemoteProtocolError("mmi", f"the answer to mmi.names cannot be read: {error}") from error
+    names = read_json(frames[0] if frames else b"", list[str], Service.NAMES)
+    return [name.encode() for name in names]
 
 
 def _read_services(reply: Reply) -> list[dict[str, object]]:
     if reply.frames[0] != OK or len(reply.frames) != 2:
         raise RemoteProtocolError("mmi", f"the broker does not answer mmi.services: {reply.frames[0][:16]!r}")
+    listed = read_json(reply.frames[1], list[dict[str, object]], Service.SERVICES)
+    if not all(isinstance(each.get("service"), str) for each in listed):
+        raise RemoteProtocolError("mmi", "the answer to mmi.services has an entry without a service")
+    return listed
+
+
+def read_json(frame: bytes, kind: type[T], asked: Service) -> T:
+    """The JSON of an answer to a question of ``mmi``. RemoteProtocolError if it cannot be read."""
     try:
-        return msgspec.json.decode(reply.frames[1], type=list[dict[str, object]])
+        return msgspec.json.decode(frame, type=kind)
     except UNDECODABLE as error:
-        raise RemoteProtocolError("mmi", f"the answer to mmi.services cannot be read: {error}") from error
+        text = f"the answer to {asked.value.decode()} cannot be read: {error}"
+        raise RemoteProtocolError("mmi", text) from error
