@@ -282,9 +282,13 @@ def connected(port: int) -> socket.socket:
 
 def wait_closed(connection: socket.socket) -> None:
     """Until the other side has ended the connection; nothing is read."""
+    assert is_closed(connection, 60), "the connection was not closed"
+
+
+def is_closed(connection: socket.socket, wait_s: float = 0) -> bool:
     poller = select.poll()
     poller.register(connection, select.POLLERR | select.POLLHUP | select.POLLRDHUP)
-    assert poller.poll(60_000), "the connection was not closed"
+    return bool(poller.poll(wait_s * 1000))
 
 
 @pytest.mark.parametrize(
@@ -340,6 +344,19 @@ def test_connections_beyond_the_bound_are_closed_and_the_others_live(bounded: in
         for each in (first, second, third):
             each.sendall(request)
             assert each.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+def test_silent_connections_count_before_their_tls_handshake(tmp_path: Path) -> None:
+    certificate, key = certify(tmp_path)
+    options = ["--tls-cert", str(certificate), "--tls-key", str(key), "--connections-max", "2"]
+    with pair() as p, gateway(p, *options) as (_, port):
+        with connected(port) as first, connected(port) as second:
+            with connected(port) as third:
+                wait_closed(third)
+            assert not is_closed(first)
+            assert not is_closed(second)
+        url = f"https://127.0.0.1:{port}/call/echo"
+        wait_until(lambda: curl(url, "-d", "1", "-k") == (200, "1"), "those that ended made room")
 
 
 def test_large_heads_and_bodies_are_refused(bounded: int) -> None:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
+from weakref import WeakSet
 
 import h11
 import uvicorn
@@ -98,14 +99,15 @@ async def serve_http(
         front = HttpFront(client, plan.front, find_principal=None if listed is None else _finder(listed))
         server = uvicorn.Server(config_of(front, plan, front.counts))
         stopper.watch(server)
+        bounded = _Listener(listener, plan.connections_max, front.counts)
         tasks = [
             asyncio.create_task(_watch_peer(client, plan.front.local)),
-            asyncio.create_task(_report(front, server, report)),
+            asyncio.create_task(_report(front, bounded, report)),
         ]
         if listed is not None:
             tasks.append(asyncio.create_task(_look(listed)))
         try:
-            await server.serve(sockets=[listener])
+            await server.serve(sockets=[bounded])
         finally:
             for task in tasks:
                 task.cancel()
@@ -115,7 +117,7 @@ async def serve_http(
 def config_of(app: ASGIApp, plan: HttpPlan, counts: Counter[str]) -> uvicorn.Config:
     """How uvicorn serves an application, within bounds; ``counts`` counts what it ends."""
     counts.update(dict.fromkeys(_ENDS, 0))
-    bounds = {"connections_max": plan.connections_max, "slow_s": plan.front.slow_s, "counts": counts}
+    bounds = {"slow_s": plan.front.slow_s, "counts": counts}
     certificate, key = plan.tls or (None, None)
     return uvicorn.Config(
         app,
@@ -145,9 +147,9 @@ async def _watch_peer(client: AsyncHAClient, local: str | None) -> None:
         await asyncio.sleep(_WATCH_S)
 
 
-async def _report(front: HttpFront, server: uvicorn.Server, report: Callable[[FrontState], None]) -> None:
+async def _report(front: HttpFront, listener: "_Listener", report: Callable[[FrontState], None]) -> None:
     while True:
-        connections = {"connections": len(server.server_state.connections)}
+        connections = {"connections": len(listener.connections)}
         report(FrontState(NAME, connections, dict(front.counts), levels=front.levels()))
         await asyncio.sleep(_REPORT_S)
 
@@ -166,6 +168,40 @@ async def _look(listed: WatchedFiles[Principals]) -> None:
 
 
 # --- bounds of connections ----------------------------------------------------------------------------------
+
+
+class _Listener(socket.socket):
+    """Takes over a listening socket, and closes a connection that it accepts beyond the bound.
+
+    Here counts what uvicorn does not see: a connection amid its TLS handshake.
+    """
+
+    def __init__(self, listening: socket.socket, connections_max: int, counts: Counter[str]) -> None:
+        super().__init__(fileno=listening.detach())
+        self.connections: WeakSet[socket.socket] = WeakSet()
+        self._connections_max = connections_max
+        self._counts = counts
+
+    def accept(self) -> tuple[socket.socket, Any]:  # Any: an address has the type of its family
+        accepted, address = super().accept()
+        if len(self.connections) >= self._connections_max:
+            self._counts["connection-refused"] += 1
+            accepted.close()
+            raise ConnectionAbortedError
+        connection = _Connection(self.family, self.type, self.proto, accepted.detach())
+        connection.others = self.connections
+        self.connections.add(connection)
+        return connection, address
+
+
+class _Connection(socket.socket):
+    """Counts until it is closed."""
+
+    others: WeakSet[socket.socket]
+
+    def close(self) -> None:
+        self.others.discard(self)
+        super().close()
 
 
 class _SlowReader(asyncio.Protocol):
@@ -214,16 +250,12 @@ class _SlowReader(asyncio.Protocol):
 
 
 class _BoundedHttp(_SlowReader, H11Protocol):
-    """A connection that may be one too many, or slow with the head of a request."""
+    """A connection that may be slow with the head of a request."""
 
-    connections_max: int
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:  # Any: uvicorn narrows it
         super().connection_made(transport)
-        if len(self.connections) > self.connections_max:
-            self._end("connection-refused")
-            return
         self._head_timer = self.loop.call_later(self.slow_s, self._end, "slow-head")
 
     def data_received(self, data: bytes) -> None:
