@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from bstar.settings import Settings, from_mapping
+from bstar.settings.fronts import Fronts
 from bstar_broker import server as server_module
 from bstar_broker.bounds.connections import HAS_TCP_INFO
 from bstar_broker.core import Dispatch, Output, Send
@@ -74,6 +76,13 @@ def test_a_node_watches_each_connection_for_as_long_as_it_lives(settings: Settin
 
 
 # --- what waits for the end of a burst ----------------------------------------------------------------------
+
+
+def test_the_peer_hears_of_the_http_front(settings: Settings) -> None:
+    front = {"bind": "127.0.0.1:0", "peer_clients": "tcp://127.0.0.1:1"}
+    fronts = msgspec.convert({"http": front, "pzq": {"producers": "tcp://127.0.0.1:*"}}, Fronts)
+    with BrokerServer(msgspec.structs.replace(settings, fronts=fronts)) as server:
+        assert server.node.machine.settings.fronts == ("pzq", "http")
 
 
 @pytest.fixture

@@ -215,6 +215,9 @@ class BrokerServer(Closing):
 
     def _make_machine(self, node_id: bytes, plans: Sequence[Plan]) -> StarMachine:
         settings, timing = self.settings, self.settings.timing
+        fronts = [plan.name for plan in plans]
+        if settings.fronts.http.bind is not None:
+            fronts.append("http")
         return StarMachine(
             StarSettings(
                 pair=settings.pair,
@@ -225,7 +228,7 @@ class BrokerServer(Closing):
                 on_dual_active=settings.on_dual_active,
                 on_clients_cut_off=settings.on_clients_cut_off,
                 arbiter=settings.endpoints.arbiter or "",
-                fronts=tuple(plan.name for plan in plans),
+                fronts=tuple(fronts),
             ),
             node=node_id.hex(),
             epoch=self._epochs.open() if self._epochs is not None else 0,
