@@ -4,6 +4,7 @@ sentence or silence, an exit code that is documented, and never a traceback.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,6 +23,7 @@ import typer
 from bstar_cli import exits
 from bstar_cli.main import app, main
 from bstar_client import HAClient, Worker
+from bstar_testing import LoopbackHost
 from bstar_testing.nodes import COMMAND
 from support.brokers import lone_broker
 
@@ -186,12 +188,7 @@ MOMENTS += [(path, "bstar_cli.main") for path in LEAVES[::6]]
 def test_ctrl_c_while_a_command_begins_ends_it_in_silence(path: tuple[str, ...], module: str) -> None:
     """The interpreter tells each module that it has imported, so the moment is known."""
     with begun("-X", "importtime", "-m", "bstar_cli", *path, "--help") as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if line.split(b"|")[-1].strip() == module.encode():
-                break
-        else:
-            pytest.fail(f"{module} was never imported")
+        wait_for_import(process, module)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=LIMIT_S)
     talk = [line for line in err.decode().splitlines() if not line.startswith("import time:")]
@@ -229,15 +226,65 @@ def test_ctrl_c_while_a_command_waits_for_a_node_ends_it_without_a_traceback(
     assert process.returncode == code
 
 
+# --- SIGHUP -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verb", "code"), [*dict.fromkeys(("serve", "arbiter", "http", "run", "worker"), 0).items(), ("top", -1)]
+)
+@pytest.mark.loopback
+def test_a_hangup_ends_no_program_that_stays(verb: str, code: int) -> None:
+    with begun("-X", "importtime", "-m", "bstar_cli", verb, "--help") as process:
+        wait_for_import(process, "bstar_cli.entry")
+        process.send_signal(signal.SIGHUP)
+        process.communicate(timeout=LIMIT_S)
+    assert process.returncode == code
+
+
+@pytest.mark.loopback
+def test_a_node_that_begins_reads_its_configuration_again_when_it_can(tmp_path: Path) -> None:
+    config = tmp_path / "node.yaml"
+    with LoopbackHost() as host:
+        names = ("clients", "state", "peer_state")
+        endpoints = {name: f"tcp://127.0.0.1:{port}" for name, port in zip(names, host.ports(3), strict=True)}
+        settings = {"role": "primary", "endpoints": endpoints, "http": {"bind": None}}
+        config.write_text(json.dumps(settings))
+        with begun("-X", "importtime", "-m", "bstar_cli", "serve", "--config", str(config)) as process:
+            wait_for_import(process, "bstar_broker.server")
+            config.write_text(json.dumps(settings | {"limits": {"services_max": 7}}))
+            process.send_signal(signal.SIGHUP)
+            wait_for_line(process, lambda line: b"read again" in line and b"limits.services_max" in line)
+            process.terminate()
+            process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 0
+
+
+def wait_for_import(process: subprocess.Popen[bytes], module: str) -> None:
+    wait_for_line(process, lambda line: line.split(b"|")[-1].strip() == module.encode())
+
+
+def wait_for_line(process: subprocess.Popen[bytes], is_it: Callable[[bytes], bool]) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if is_it(line):
+            return
+    pytest.fail("the process ended before")
+
+
 @contextmanager
 def begun(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that heeds SIGINT, whatever the tests themselves do, and is ended with the block."""
+    """A process that heeds SIGINT and SIGHUP, whatever the tests do, and is ended with the block."""
+
+    def heed() -> None:
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+
     process = subprocess.Popen(
         [sys.executable, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
+        preexec_fn=heed,  # noqa: PLW1509 - no threads here
     )
     with process:
         try:

@@ -22,6 +22,12 @@ _is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
 if _is_ours:
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(_INTERRUPTED))
 
+# These stay, and a service manager's SIGHUP ends none of them: a node reads its configuration again, and what
+# they start inherits this. If they stand in a terminal, it says that this has gone, and ends them.
+_STAYING = frozenset({"serve", "arbiter", "http", "run", "worker"})
+if _STAYING.intersection(sys.argv[1:2]) and not os.isatty(0):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
 
 def main() -> int:
     """Run the command of the process's arguments; its exit code."""

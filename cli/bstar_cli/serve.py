@@ -49,6 +49,9 @@ def serve(node: NodeConfiguration) -> None:
         "no configuration: name one with --config FILE or BSTAR_CONFIG; "
         "bstar sample-config --role primary prints a complete one",
     )
+    # What comes before the node can read its configuration again, it does as its first act.
+    early: list[int] = []
+    signal.signal(signal.SIGHUP, lambda number, frame: early.append(number))
     settings = node.settings()
     configure_logs(settings.log.level, settings.log.format)
     log = EventLog("bstar")
@@ -86,6 +89,8 @@ def serve(node: NodeConfiguration) -> None:
             )
             supervision = Supervision(server, manager, node.settings, follow)
             signal.signal(signal.SIGHUP, lambda number, frame: supervision.reload_soon())
+            if early:
+                supervision.reload_soon()
             server.run()
     except _Stopped:
         pass
