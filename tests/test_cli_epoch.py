@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -137,6 +138,15 @@ def test_reset_refuses_while_the_peer_may_run(file: EpochFile, capsys: pytest.Ca
     assert file.read() == 99
     assert main(["epoch", "reset", str(file.path.parent), "--force"]) == exits.OK
     assert file.read() == 0
+
+
+def test_reset_refuses_while_the_peer_runs_at_an_abstract_name(file: EpochFile) -> None:
+    name = f"@bstar-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("\0" + name[1:])
+        server.listen()
+        config = configuration(file, f"ipc://{name}")
+        assert main(["epoch", "reset", "--config", config]) == exits.FAILED
 
 
 def test_reset_refuses_while_the_node_runs_even_by_force(

@@ -30,6 +30,6 @@ def probe(endpoint: str) -> tuple[Literal["refuses", "listens", "unreachable"], 
 
 def _targets(endpoint: Endpoint) -> "list[tuple[int, tuple[str, int] | str]]":
     if endpoint.transport == "ipc":
-        return [(socket.AF_UNIX, endpoint.host)]
+        return [(socket.AF_UNIX, endpoint.unix_path)]
     found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     return [(family, address) for family, _, _, _, address in found]  # type: ignore[misc]  # TCP has hosts and ports

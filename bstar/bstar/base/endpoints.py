@@ -33,6 +33,11 @@ class Endpoint(msgspec.Struct, frozen=True):
             return None
 
     @property
+    def unix_path(self) -> str:
+        """The path as the system takes it: libzmq writes Linux's abstract names with @."""
+        return "\0" + self.host[1:] if self.host.startswith("@") else self.host
+
+    @property
     def is_loopback(self) -> bool:
         """True if only this machine can reach it. If that is uncertain, False."""
         if self.transport == "ipc" or self.host in ("localhost", "lo"):

@@ -157,9 +157,7 @@ class RefusalProbe:
 
 def _numeric_targets(remote: Endpoint) -> tuple[_Target, ...]:
     if remote.transport == "ipc":
-        # libzmq's spelling of Linux's abstract names.
-        path = "\0" + remote.host[1:] if remote.host.startswith("@") else remote.host
-        return ((socket.AF_UNIX, path),)
+        return ((socket.AF_UNIX, remote.unix_path),)
     address = remote.address
     if address is None:
         return ()
