@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from bstar.errors import ConfigurationError
 from bstar.settings import Settings, sample_settings
 from bstar.settings.fields import FIELDS
 from bstar_broker.core.settings import RELOADABLE, BrokerSettings
@@ -34,6 +35,16 @@ def test_what_needs_a_restart_stays_as_it_was() -> None:
     result = reload(before, changed("pair", "other"), BrokerSettings())
     assert (result.applied, result.waiting) == ([], ["pair"])
     assert result.settings == before
+
+
+def test_a_limit_that_does_not_fit_what_needs_a_restart_changes_nothing() -> None:
+    before, core = sample_settings("primary"), BrokerSettings()
+    limits = {"message_bytes_max": 1 << 20, "queue_bytes_max": 2 << 20}
+    wanted = msgspec.structs.replace(before, limits=msgspec.structs.replace(before.limits, **limits))
+    kept = core.queue_bytes_max
+    with pytest.raises(ConfigurationError, match=r"limits\.queue_bytes_max beside keys that take a restart"):
+        reload(before, wanted, core)
+    assert core.queue_bytes_max == kept
 
 
 def test_the_same_configuration_changes_nothing() -> None:

@@ -2,8 +2,10 @@
 
 import msgspec
 
+from bstar.errors import ConfigurationError
 from bstar.settings import Settings, flatten
 from bstar.settings.fields import nested
+from bstar.settings.relations import node_problems
 from bstar_broker.core.settings import RELOADABLE, BrokerSettings, services_of
 
 # The list of principals is a file of its own, and the node follows it by itself.
@@ -21,12 +23,17 @@ class Reload(msgspec.Struct, frozen=True):
 
 
 def reload(now: Settings, new: Settings, core: BrokerSettings) -> Reload:
-    """Give the running ``core`` the new limits. The caller sets the log and tells the node."""
+    """Give the running ``core`` the new limits. The caller sets the log and tells the node.
+
+    ConfigurationError, and nothing changes, if the new limits do not fit the keys that take a restart.
+    """
     values, wanted = flatten(now), flatten(new)
     changed = [path for path in values if values[path] != wanted[path]]
     applied = [path for path in changed if path in RELOADED_KEYS]
     values |= {path: wanted[path] for path in applied}
     settings = msgspec.convert(nested(values), Settings)
+    for problem in node_problems(settings):
+        raise ConfigurationError(f"{problem.paths[0]} beside keys that take a restart: {problem.text}")
     for name in RELOADABLE:
         setattr(core, name, getattr(settings.limits, name))
     core.services = services_of(settings.services)
