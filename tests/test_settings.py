@@ -322,6 +322,7 @@ def test_all_problems_are_reported_at_once_each_with_its_place(node_yaml: Path) 
         {"timing__service_ttl_s": 7.5},
         {"limits__queue_bytes_max": 1 << 20},
         {"journal__keep_bytes": 1 << 20},
+        {"store__backoff_s": 600.0},
     ],
     ids=[f"{relation.left} {relation.right}" for relation in RELATIONS],
 )

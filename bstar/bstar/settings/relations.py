@@ -142,6 +142,14 @@ RELATIONS = (
         values=lambda s: (s.journal.keep_bytes or s.journal.rotate_bytes, s.journal.rotate_bytes),
         reason="a file that has just been closed must not be removed at once",
     ),
+    Relation(
+        left="backoff_max_s",
+        is_strict=False,
+        right="backoff_s",
+        paths=("store.backoff_max_s", "store.backoff_s"),
+        values=lambda s: (s.store.backoff_max_s, s.store.backoff_s),
+        reason="it is the longest pause between two attempts, of which the other is the first",
+    ),
 )
 
 
