@@ -19,7 +19,7 @@ from bstar_cli.bench.histogram import Histogram
 from bstar_cli.bench.plan import Case, Side, Tally, Turn, bucket_of, cases_of, due_at, due_count, shares_of
 from bstar_cli.bench.report import CSV_COLUMNS, Asked, Document, as_csv
 from bstar_cli.bench.results import Result, ratio_of, row_of
-from bstar_cli.bench.stage import cpu_of
+from bstar_cli.bench.stage import _Child, cpu_of
 from bstar_cli.main import main
 from bstar_testing.nodes import COMMAND
 from support.pairs import SERVICE, standing_pair
@@ -312,3 +312,13 @@ def test_that_nobody_answers_is_told(tmp_path: Path) -> None:
     assert "no worker answers echo" in done.stderr
     assert "--echo 1" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.loopback
+def test_a_process_that_says_much_on_standard_error_is_not_held_up() -> None:
+    child = _Child("x", "timeit", "-n1", "-r1", "import sys; sys.stderr.write('x' * 1_000_000)")
+    child.close_input()
+    assert child.process.wait(LIMIT_S) == 0
+    assert child.process.stdout is not None
+    child.process.stdout.close()
+    child.errors.close()

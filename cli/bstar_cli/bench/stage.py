@@ -9,6 +9,7 @@ import os
 import selectors
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -53,12 +54,14 @@ class _Child:
 
     def __init__(self, name: str, *arguments: str) -> None:
         self.name = name
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - the stage closes it
         # A session of its own: Ctrl-C is for the command, which still wants the figures.
         self.process = subprocess.Popen(  # noqa: S603 - our own modules
             [sys.executable, "-m", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            # A file: nothing reads it while the process runs, and a full pipe would stop that.
+            stderr=self.errors,
             start_new_session=True,
         )
         assert self.process.stdout is not None
@@ -88,8 +91,8 @@ class _Child:
             self.process.stdin.close()
 
     def _last_words(self) -> str:
-        assert self.process.stderr is not None
-        said = self.process.stderr.read().decode("utf-8", "replace").strip().splitlines()
+        self.errors.seek(0)
+        said = self.errors.read().decode("utf-8", "replace").strip().splitlines()
         return said[-1] if said else "it said nothing"
 
 
@@ -117,9 +120,9 @@ class Stage:
             except subprocess.TimeoutExpired:
                 child.process.kill()
                 child.process.wait()
-            for pipe in (child.process.stdout, child.process.stderr):
-                assert pipe is not None
-                pipe.close()
+            assert child.process.stdout is not None
+            child.process.stdout.close()
+            child.errors.close()
 
     def start_echo(self, plans: Sequence[EchoPlan]) -> None:
         """Start these workers, and wait until a node has each of them on its list."""
