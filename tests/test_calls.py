@@ -221,7 +221,7 @@ def test_a_small_queue_slows_a_job_down_and_loses_nothing(spark: SparkSession) -
     from bstar_pipeline import call
 
     with bulk_pair(workers=1, store="none", limits={"queue_length_max": 3}) as bulk:
-        rows = spark.range(600, numPartitions=2).withColumn(
+        rows = spark.range(300, numPartitions=2).withColumn(
             "body", F.when(F.col("id") % 100 == 99, F.lit("fail")).otherwise(F.concat(F.lit("slow "), "id"))
         )
         with_octets = rows.withColumn("body", F.col("body").cast("binary"))
@@ -236,7 +236,7 @@ def test_a_small_queue_slows_a_job_down_and_loses_nothing(spark: SparkSession) -
             error_threshold=None,
         )
         told = called.select("id", "body", "r_reply", "r_status", "r_error").collect()
-        assert Counter(row.r_status for row in told) == {"answered": 594, "failed": 6}
+        assert Counter(row.r_status for row in told) == {"answered": 297, "failed": 3}
         assert all([bytes(row.body)[::-1]] == row.r_reply for row in told if row.r_status == "answered")
         assert {row.r_error for row in told} == {None, "ValueError: fail"}
         services = bulk.pair.primary.state().broker.services

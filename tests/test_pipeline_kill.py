@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ import duckdb
 import pytest
 
 from bstar_pipeline import commits
-from bstar_pipeline.commits import Folder, Made, Snapshot
+from bstar_pipeline.commits import Folder, Made, Manifest, Snapshot
 from support import committed
 from support.journals import Run, write
 
@@ -38,6 +39,8 @@ SEED = int(os.environ.get("BSTAR_KILL_SEED", "1"))
 ENGINE = os.environ.get("BSTAR_KILL_ENGINE", "local")
 # A machine that is busy takes so long for a run.
 PATIENCE_S = 600
+# How often a reader looks for a new run, and reads the tables of the same one.
+_LOOK_S, _AGAIN_S = 0.05, 0.2
 pytestmark = [pytest.mark.spark, pytest.mark.loopback, pytest.mark.timeout(PATIENCE_S + 60 * KILLS)]
 
 S = 1_000_000
@@ -112,7 +115,10 @@ def _told(tables: Snapshot, database: duckdb.DuckDBPyConnection) -> list[Made]:
 
 
 class Reader(threading.Thread):
-    """Opens the tables again and again; ``seen`` has the requests and verdicts of each run that it saw."""
+    """Opens the tables again and again: those of a new run at once, and what it had open before once more.
+
+    ``seen`` has the requests and verdicts of each run that it saw.
+    """
 
     def __init__(self, root: Path) -> None:
         super().__init__(daemon=True)
@@ -120,12 +126,14 @@ class Reader(threading.Thread):
         self.seen: dict[str, Counter[str]] = {}
         self.looks = 0
         self.wrong: list[str] = []
+        self._opened: Manifest | None = None
+        self._again_at = 0.0
         # One for all looks: to make one takes longer than they do.
         self._database = duckdb.connect(config={"threads": 1})
         self.is_over = threading.Event()
 
     def run(self) -> None:
-        while not self.is_over.wait(0.02):
+        while not self.is_over.wait(_LOOK_S):
             try:
                 self._look()
             except Exception as error:  # noqa: BLE001 - the test shows it
@@ -133,8 +141,17 @@ class Reader(threading.Thread):
 
     def _look(self) -> None:
         found = commits.current(Folder(self.root), str(self.root))
+        before, self._opened = self._opened, found
         if found is None:
             return
+        if before is not None and before.run != found.run:
+            self._check(before)
+        elif time.monotonic() < self._again_at:
+            return
+        self._check(found)
+        self._again_at = time.monotonic() + _AGAIN_S
+
+    def _check(self, found: Manifest) -> None:
         told = _told(Snapshot(str(self.root), found), self._database)
         if told != found.made:
             self.wrong.append(f"{found.run}: {told} is not {found.made}")
