@@ -35,6 +35,7 @@ _SESSIONS = (
 _LONG = (
     "pipeline_cluster",
     "pipeline_kill",
+    "pipeline_midnight",
     "pipeline_job",
     "pipeline_watch",
     "pipeline_report_tables",
