@@ -1,12 +1,14 @@
 """Journals that are read in two runs, cut anywhere around midnight, give the tables of one run.
 
-Three pairs, whose processes go on over midnight: a kill at midnight, workers that are away at midnight, and
-both nodes gone for hours. Two tables have more rows after two runs: of a process that goes on,
-``silver.runs`` has one for each run of the pipeline, and its state in ``silver.states`` is cut there.
+Three scenes, whose processes go on over midnight: a kill at midnight, workers that are away at midnight, and
+both nodes gone for hours. Each is there once for each cut, as a pair of its own. Two tables have more rows
+after two runs: of a process that goes on, ``silver.runs`` has one for each run of the pipeline, and its state
+in ``silver.states`` is cut there.
 """
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -41,9 +43,8 @@ def _scene(pair: str) -> Scene:
     return scene
 
 
-def _killed() -> Scene:
+def _killed(scene: Scene) -> None:
     """The primary is killed 50 ms before midnight, and calls wait for 400 ms; it is back 20 minutes later."""
-    scene = _scene("killed")
     at = MIDNIGHT - 50 * MS
     scene.serve(scene.primary, at - 10 * S, at, every=200 * MS)
     scene.dead.append(scene.primary)
@@ -55,23 +56,19 @@ def _killed() -> Scene:
     again.add(records.PeerSeen, MIDNIGHT + 20 * MINUTE + 10 * MS, peer="ACTIVE", peer_boot=scene.backup.boot)
     scene.backup.add(records.PeerSeen, MIDNIGHT + 20 * MINUTE + 10 * MS, peer="PRIMARY", peer_boot=again.boot)
     scene.serve(scene.backup, MIDNIGHT + 30 * MINUTE, END - MINUTE, every=10 * MINUTE, epoch=2)
-    return scene
 
 
-def _away() -> Scene:
+def _away(scene: Scene) -> None:
     """Three calls wait for a worker from 3 s before midnight to 4 s after it."""
-    scene = _scene("away")
     scene.serve(scene.primary, MIDNIGHT - 10 * S, MIDNIGHT - 3 * S, every=200 * MS)
     for turn in range(3):
         asked = MIDNIGHT - 3 * S + turn * MS
         scene.request(scene.primary, asked, asked + 7 * S, total=7 * S)
     scene.serve(scene.primary, MIDNIGHT + 5 * S, END - MINUTE, every=10 * MINUTE)
-    return scene
 
 
-def _long() -> Scene:
+def _long(scene: Scene) -> None:
     """Both nodes are gone from 10 minutes before midnight to 3 hours after it."""
-    scene = _scene("long")
     gone, back = MIDNIGHT - 10 * MINUTE, MIDNIGHT + 3 * HOUR
     scene.serve(scene.primary, gone - 10 * S, gone, every=200 * MS)
     scene.dead += [scene.primary, scene.backup]
@@ -83,12 +80,14 @@ def _long() -> Scene:
     scene.serve(again, back + 2 * S, END - MINUTE, every=10 * MINUTE, epoch=3)
     other = scene.begin("backup", back + MINUTE)
     again.add(records.PeerSeen, back + MINUTE + MS, peer="BACKUP", peer_boot=other.boot)
-    return scene
 
 
-def _plant(folder: Path, until: int | None = None) -> None:
-    """What is there at a moment: open files; without one all of it, sealed."""
-    for scene in (_killed(), _away(), _long()):
+def _plant(folder: Path, *, is_sealed: bool) -> None:
+    """All of it, sealed; or what is there at the cut of each pair: open files."""
+    for cut, play in product(CUTS, (_killed, _away, _long)):
+        scene = _scene(f"{play.__name__[1:]}-{CUTS.index(cut)}")
+        play(scene)
+        until = None if is_sealed else MIDNIGHT + cut
         scene.end(END)
         for run in scene.runs:
             if run not in scene.dead:
@@ -108,54 +107,49 @@ def _plant(folder: Path, until: int | None = None) -> None:
 
 # Of tables that are cut where the runs of the pipeline are: what they say of a process in all.
 _IN_ALL = {
-    "silver.runs": "pair, node, boot, min(started_at_us), max(last_at_us), sum(records), bool_or(is_clean) "
-    "GROUP BY ALL",
-    "silver.states": "pair, node, boot, state, epoch, min(since_at_us), max(until_at_us) GROUP BY ALL",
+    "silver.runs": "pair, node, boot, min(started_at_us), max(last_at_us), sum(records), bool_or(is_clean)",
+    "silver.states": "pair, node, boot, state, epoch, min(since_at_us), max(until_at_us)",
 }
 
 
-def _tables(root: Path) -> dict[str, list[Any]]:
-    found = {}
-    for name in TABLES:
-        what, _, group = _IN_ALL.get(name, "*").partition(" GROUP ")
-        sql = f"SELECT {what} FROM {committed.files(root, name)}" + (f" GROUP {group}" if group else "")
-        found[name] = sorted(map(str, duckdb.execute(sql).fetchall()))
-    return found
+def _rows(root: Path, name: str, cut: int) -> list[Any]:
+    """What a table has of the pairs with that cut."""
+    pairs = f"(FROM {committed.files(root, name)} WHERE pair LIKE '%-{CUTS.index(cut)}')"
+    sql = f"SELECT {_IN_ALL[name]} FROM {pairs} GROUP BY ALL" if name in _IN_ALL else f"FROM {pairs}"
+    return sorted(map(str, duckdb.execute(sql).fetchall()))
 
 
 @pytest.fixture(scope="module")
-def at_once(local: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The journals, whole, and the tables of one run."""
+def roots(local: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The tables of two runs, of which the first sees what is there at the cuts, and those of one."""
     from bstar_pipeline import job
 
-    folder, root = tmp_path_factory.mktemp("journals"), tmp_path_factory.mktemp("tables")
-    _plant(folder)
-    job.run(local, [str(folder)], str(root))
-    return folder, root
+    folder, twice, once = (tmp_path_factory.mktemp(name) for name in ("journals", "twice", "once"))
+    _plant(folder, is_sealed=False)
+    job.run(local, [str(folder)], str(twice))
+    _plant(folder, is_sealed=True)
+    for root in (twice, once):
+        job.run(local, [str(folder)], str(root))
+    return twice, once
 
 
-def test_the_outages_around_midnight_are_whole(at_once: tuple[Path, Path]) -> None:
-    incidents = committed.files(at_once[1], "gold.incidents")
+def test_the_outages_around_midnight_are_whole(roots: tuple[Path, Path]) -> None:
+    incidents = committed.files(roots[1], "gold.incidents")
     sql = f"SELECT kind, pair, outage_us, affected FROM {incidents} WHERE outage_us > 100000 ORDER BY pair"
     assert duckdb.execute(sql).fetchall() == [
-        ("outage", "away", 7 * S, 3),
-        ("crash", "killed", 399 * MS, 3),
-        ("both-crash", "long", 3 * HOUR + 10 * MINUTE + 10 * MS, 16),
+        (kind, f"{scene}-{turn}", outage_us, affected)
+        for kind, scene, outage_us, affected in (
+            ("outage", "away", 7 * S, 3),
+            ("crash", "killed", 399 * MS, 3),
+            ("both-crash", "long", 3 * HOUR + 10 * MINUTE + 10 * MS, 16),
+        )
+        for turn in range(len(CUTS))
     ]
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_two_runs_give_the_tables_of_one(
-    local: SparkSession, tmp_path: Path, at_once: tuple[Path, Path], cut: int
-) -> None:
-    from bstar_pipeline import job
-
-    folder, root = tmp_path / "journals", tmp_path / "tables"
-    folder.mkdir()
-    _plant(folder, MIDNIGHT + cut)
-    job.run(local, [str(folder)], str(root))
-    _plant(folder)
-    job.run(local, [str(folder)], str(root))
-    expected = _tables(at_once[1])
-    for name, rows in _tables(root).items():
-        assert [row.replace(str(folder), str(at_once[0])) for row in rows] == expected[name], name
+def test_two_runs_give_the_tables_of_one(roots: tuple[Path, Path], cut: int) -> None:
+    for name in TABLES:
+        of_two, of_one = (_rows(root, name, cut) for root in roots)
+        assert of_two == of_one, name
+    assert _rows(roots[0], "silver.requests", cut)
