@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any, TypeVar
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
+import zmq
 
-from bstar.errors import BusyError, LocalProtocolError
+from bstar.errors import BusyError, ClosedError, LocalProtocolError
 from bstar.wire.messages import ErrorCode, Request
 from bstar.wire.native_broker import CODEC
-from bstar_client import AsyncHAClient, HAClient
+from bstar_client import AsyncHAClient, AsyncWorker, HAClient
 from bstar_client.core.native.session import Session
+from bstar_client.journal import WorkJournal
+from bstar_client.links.links import Links
 from support.scripted import WAIT_S, ScriptedBroker, final
 
 pytestmark = pytest.mark.loopback
@@ -237,3 +245,123 @@ def test_a_client_belongs_to_one_loop(broker: ScriptedBroker) -> None:
     with pytest.raises(LocalProtocolError, match="another event loop"):
         run(ask())
     run(client.close())
+
+
+def test_a_map_that_is_cancelled_twice_gives_all_of_its_calls_up(broker: ScriptedBroker) -> None:
+    """The second time it waited for its source, and its calls kept their slots for ever."""
+    broker.on_request = silent
+    closing = asyncio.Event()
+
+    async def bodies() -> AsyncIterator[bytes]:
+        try:
+            yield b"1"
+            yield b"2"
+            await asyncio.Event().wait()
+        finally:
+            closing.set()
+            await asyncio.Event().wait()
+
+    async def scene() -> None:
+        async with client_of(broker, outstanding_max=3) as client:
+
+            async def ask() -> None:
+                async for _ in client.map("held", bodies()):
+                    pass
+
+            asking = asyncio.create_task(ask())
+            await until(broker, lambda: len(broker.requests()) == 2)
+            asking.cancel()
+            await closing.wait()
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            assert client.counters.abandoned == 2
+
+    run(scene())
+
+
+NOWHERE = ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]
+
+
+def fail_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(*_: object) -> None:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    monkeypatch.setattr(Links, "step", step)
+
+
+def test_a_client_whose_turn_fails_ends_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No socket could be opened: it took no further turn, and its calls waited beyond their deadlines."""
+
+    async def scene() -> None:
+        async with AsyncHAClient(NOWHERE, timeout=None) as client:
+            fail_turns(monkeypatch)
+            with pytest.raises(ClosedError):
+                await client.request("echo", b"")
+            with pytest.raises(ClosedError):
+                await client.request("echo", b"")
+
+    run(scene())
+
+
+def test_a_worker_whose_turn_fails_ends_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def echo(request: bytes) -> bytes:
+        return request
+
+    async def scene() -> None:
+        fail_turns(monkeypatch)
+        with pytest.raises(zmq.ZMQError):
+            await AsyncWorker(NOWHERE, "echo", echo).run()
+
+    run(scene())
+
+
+def test_a_worker_that_is_stopped_before_it_has_begun_closes_its_pages() -> None:
+    async def echo(request: bytes) -> bytes:
+        return request
+
+    async def scene() -> None:
+        async with AsyncWorker(NOWHERE, "echo", echo, http="127.0.0.1:0") as worker:
+            url = worker.http_url
+        assert url is not None
+        with pytest.raises(URLError, match="refused"):
+            await asyncio.to_thread(urlopen, f"{url}/healthz", timeout=WAIT_S)
+
+    run(scene())
+
+
+def test_a_worker_that_is_cancelled_at_its_end_closes_its_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a second signal: the last records were lost."""
+    ending, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+    end, close = Links.end, WorkJournal.close
+
+    def end_slowly(links: Links, *arguments: Any) -> None:
+        ending.set()
+        assert go_on.wait(WAIT_S)
+        end(links, *arguments)
+
+    def note_close(journal: WorkJournal, *arguments: Any) -> None:
+        close(journal, *arguments)
+        closed.set()
+
+    monkeypatch.setattr(Links, "end", end_slowly)
+    monkeypatch.setattr(WorkJournal, "close", note_close)
+
+    async def echo(request: bytes) -> bytes:
+        return request
+
+    async def scene() -> None:
+        running = asyncio.create_task(AsyncWorker(NOWHERE, "echo", echo, journal=tmp_path).run())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.to_thread(ending.wait, WAIT_S)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        go_on.set()
+        assert await asyncio.to_thread(closed.wait, WAIT_S)
+
+    run(scene())

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from bstar.errors import BusyError, CallTimeoutError, ClosedError, NoActiveNodeError, OutcomeUnknownError
 from bstar_client.core.calls import Call
 from bstar_client.core.events import ActiveFound, ActiveLost
+from bstar_client.core.plain.attempt_session import PlainSession
+from bstar_client.core.session_settings import SessionSettings
 from support.brokerless_desk import SERVERS, Desk, flp, is_numbered, pirate, shotgun, star
 
 DESKS = {
@@ -211,6 +213,16 @@ def test_the_other_server_of_a_pair_is_asked_after_the_settle_delay_and_each_in_
     assert times == pytest.approx([3.0, 6.0, 9.0], abs=0.11)
     desk.hear(1, b"", b"served")
     assert desk.reply_of(call).attempts == 4
+
+
+def test_a_pair_that_is_down_is_not_asked_without_a_pause() -> None:
+    """Without a settle delay the client tried thousands of times a second."""
+    hasty = SessionSettings(attempt_timeout_s=1.0, settle_delay_s=0.0)
+    desk = Desk(PlainSession(SERVERS[:2], now=100.0, settings=hasty), call_s=30.0)
+    call = desk.call()
+    desk.disconnect(0, 1)
+    desk.wait(31.0)
+    assert isinstance(desk.error_of(call), NoActiveNodeError)
 
 
 def test_a_pair_that_never_answers_costs_the_whole_timeout() -> None:

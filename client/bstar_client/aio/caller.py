@@ -138,9 +138,10 @@ class AsyncCaller(ClientBase):
             await self._explain(error)
             raise
         finally:
-            await source.close()
+            # First the calls: a task that is cancelled again does not come back from the source.
             for call in in_flight.values():
                 loop.end(call)
+            await source.close()
 
     # --- the end ------------------------------------------------------------------------------------------
 
@@ -174,7 +175,7 @@ class AsyncCaller(ClientBase):
             raise ForkedError(
                 f"this client was made before fork(): make a new {type(self).__name__} in the child"
             )
-        if self._is_closed:
+        if self._is_closed or (self._loop is not None and self._loop.is_closed):
             raise ClosedError("the client is closed")
         event_loop = asyncio.get_running_loop()
         if self._loop is None:

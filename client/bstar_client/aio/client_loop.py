@@ -39,7 +39,9 @@ class ClientLoop:
         new_links = partial(
             net.new_links, endpoints, settings.link, settings.context, is_router=settings.is_router
         )
-        self._turns = LinkLoop(core, new_links, net.clock, delivery.perform, self._send_begun)
+        self._turns = LinkLoop(
+            core, new_links, net.clock, delivery.perform, self._send_begun, lambda error: self._end()
+        )
         delivery.links = self._turns.links
         self._turns.guard(client, f"{type(client).__name__}({', '.join(endpoints)})")
         # The core waits for the primary from now on, not since the client was made.
@@ -110,6 +112,12 @@ class ClientLoop:
 
     async def close(self) -> None:
         """End every call and release everything. Idempotent."""
+        self._end()
+        if self._delivery.journal is not None:
+            await asyncio.to_thread(self._delivery.journal.close)
+
+    def _end(self) -> None:
+        """End every call, and close the sockets."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -117,8 +125,6 @@ class ClientLoop:
         self._delivery.perform(self._core.close(now))
         self._send_begun(now)  # the closed core ends these
         self._release()
-        if self._delivery.journal is not None:
-            await asyncio.to_thread(self._delivery.journal.close)
 
     def _release(self) -> None:
         self.is_closed = True

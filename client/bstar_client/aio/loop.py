@@ -5,6 +5,7 @@ turn that sent messages or left some unread, the loop takes another turn.
 """
 
 import asyncio
+import logging
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,15 @@ if TYPE_CHECKING:  # most programs keep none
     from bstar_client.journal import CallJournal, WorkJournal
 
 
+_log = logging.getLogger("bstar_client")
+
+
 class LinkLoop:
     """Runs a core in the event loop's thread. ``new_links`` makes its links, with ``poll=``; ``perform``
     carries the core's outputs out.
 
     Every turn begins with ``begin(now)``, which may send a batch of what was collected since the last turn.
+    A turn that fails, because no socket can be opened, is the last one: ``fail`` ends the owner.
     """
 
     def __init__(
@@ -30,6 +35,7 @@ class LinkLoop:
         clock: Callable[[], float],
         perform: Callable[[list[Any]], None],  # Any: the core's own outputs
         begin: Callable[[float], None],
+        fail: Callable[[Exception], None],
     ) -> None:
         self._loop = loop = asyncio.get_running_loop()
         self._clock = clock
@@ -38,6 +44,7 @@ class LinkLoop:
         self._core = core
         self._perform = perform
         self._begin = begin
+        self._fail = fail
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._next: asyncio.Handle | None = None
@@ -90,6 +97,14 @@ class LinkLoop:
             self._turn()
 
     def _turn(self) -> None:
+        """Take a turn. What depends on the next one must not wait for it in vain."""
+        try:
+            self._take_turn()
+        except Exception as error:  # noqa: BLE001 - callers get the end of it, whatever it was
+            _log.exception("a turn failed: no socket, or a defect of bstar")
+            self._fail(error)
+
+    def _take_turn(self) -> None:
         """Give the core what the sockets and the clock have. The next event wakes the loop."""
         self._next = None
         self._begin(self._clock())

@@ -192,6 +192,8 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
         self._check_begin()
         self._open_probes()
         self._serving = asyncio.get_running_loop().create_task(self._serve(), name="bstar-worker")
+        # Also if it is stopped before it has begun.
+        self._serving.add_done_callback(lambda _: self._close_probes())
         self._has_begun = True
         return self._serving
 
@@ -199,10 +201,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
         assert self._handler is not None, "checked before the start"
         settings, core, takes_signals = self._settings, self._core, self._takes_signals
         self._loop = self._loop_type(self, settings, core, self._handler, takes_signals=takes_signals)
-        try:
-            await self._loop.serve()
-        finally:
-            self._close_probes()
+        await self._loop.serve()
 
     def _on_signal(self) -> None:
         assert self._serving is not None

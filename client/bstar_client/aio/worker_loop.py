@@ -8,7 +8,6 @@ from contextlib import suppress
 from functools import partial
 
 from bstar.base.printable import printable
-from bstar.errors import BstarError
 from bstar_client.aio.loop import LinkLoop
 from bstar_client.arguments.bodies import to_reply
 from bstar_client.core.calls import Body
@@ -48,7 +47,7 @@ class WorkerLoop(Dispatcher):
         net = settings.net
         self._clock = net.clock
         new_links = partial(net.new_links, settings.endpoints, settings.link, settings.context)
-        self._link_loop = LinkLoop(core, new_links, net.clock, self.perform, answer)
+        self._link_loop = LinkLoop(core, new_links, net.clock, self.perform, answer, self._end)
         self.links = self._link_loop.links
         # Not the event loop's own threads: the executions that repetitions wait for need those to end.
         self._store_threads = ThreadPoolExecutor(_STORE_THREADS_MAX, "bstar-replies")
@@ -85,10 +84,14 @@ class WorkerLoop(Dispatcher):
         for task in list(self._tasks.values()):
             task.cancel()
         self._store_threads.shutdown(wait=False)
-        # It takes until the last messages have left, at most the linger.
-        await asyncio.shield(asyncio.to_thread(self.links.end))
+        # All of it, also if a second signal cancels this.
+        await asyncio.shield(asyncio.to_thread(self._release, reason))
+
+    def _release(self, reason: str) -> None:
+        """It takes until the last messages have left, at most the linger."""
+        self.links.end()
         if self.journal is not None:
-            await asyncio.shield(asyncio.to_thread(self.journal.close, self._core.unfinished, reason))
+            self.journal.close(self._core.unfinished, reason)
 
     def _post(self, result: Result) -> None:
         """Send a result: a final reply with the next turn, anything else at once."""
@@ -123,7 +126,7 @@ class WorkerLoop(Dispatcher):
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._post, (job, [], "progress"))
 
-    def _end(self, error: BstarError | None) -> None:
+    def _end(self, error: Exception | None) -> None:
         if self._ended.done():
             return
         if error is not None:

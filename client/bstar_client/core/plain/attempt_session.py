@@ -44,6 +44,9 @@ from bstar_client.core.outputs import Announce, Deliver, Fail, Output, Reset, Se
 from bstar_client.core.plain.rota import Rota
 from bstar_client.core.session_settings import SessionSettings
 
+# The pause after a round in which no node was reachable, without a settle delay: as long as the links pause.
+_ROUND_PAUSE_S = 0.02
+
 
 class Codec(Protocol):
     """The frames of a protocol in which one request at a time is under way."""
@@ -326,7 +329,7 @@ class AttemptSession:
             self._begin_attempt(outputs, now)
         elif not self._rota.is_held:
             self._attempt_ends_at = math.inf
-            self._send_at = now + self._settings.settle_delay_s
+            self._send_at = now + max(self._settings.settle_delay_s, _ROUND_PAUSE_S)
         else:
             self._ask_connected(outputs, now)
 
