@@ -8,9 +8,10 @@ import functools
 import inspect
 import random
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
+import typing
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, Literal, NewType, TypedDict
+from typing import Annotated, Any, Literal, NewType, Optional, TypedDict
 
 import msgspec
 import pytest
@@ -111,6 +112,48 @@ def test_a_body_is_decoded_and_the_reply_encoded_in_its_codec() -> None:
 def test_the_content_type_names_the_codec(told: str, codec: str | None) -> None:
     assert codec_of({"content-type": told}) == codec
     assert codec_of({}) == "json"
+
+
+def annotated(body: Any, reply: Any) -> Callable[[Any], Any]:
+    """A handler that returns its body, with annotations that are no text."""
+
+    def handle(given: Any) -> Any:
+        return given
+
+    handle.__annotations__ = {"given": body, "return": reply}
+    return handle
+
+
+def yielding(reply: Any) -> Callable[[Any], Any]:
+    def handle(given: Any) -> Any:
+        yield given
+
+    handle.__annotations__ = {"given": bytes, "return": reply}
+    return handle
+
+
+def test_a_typeddict_is_a_body() -> None:
+    """It was refused: it does not answer whether a class is one of it."""
+    body = b'{"name":"a","points":[{"x":1,"y":2}]}'
+    assert result_of(annotated(Row, Row), body) == body
+
+
+def test_an_annotation_may_name_in_it_what_is_defined_later() -> None:
+    assert result_of(annotated(list["Price"], list["Price"]), b'[{"cents":1}]') == b'[{"cents":1}]'
+    assert result_of(annotated(Optional["Price"], Optional["Price"]), b"null") == b"null"
+    with pytest.raises(TypeError, match="define it in the module of the handler"):
+        bind(annotated(list["Nowhere"], bytes))  # type: ignore[name-defined]  # noqa: F821 - on purpose
+
+
+@pytest.mark.parametrize("kind", [Annotated[bytes, "a note"], NewType("Octets", bytes), bytes | None])
+def test_bytes_of_another_name_are_the_frame_as_it_came(kind: Any) -> None:
+    """They were read as base64 in JSON, and written as they are."""
+    assert result_of(annotated(kind, kind), b"\0 no JSON") == b"\0 no JSON"
+
+
+@pytest.mark.parametrize("reply", [Iterator, Generator, Iterable, typing.Iterator, typing.Generator])
+def test_an_iterator_of_which_nothing_is_said_yields_frames(reply: Any) -> None:
+    assert list(bind(yielding(reply))(asked(b"part"))) == [b"part"]
 
 
 async def later(ask: Ask) -> Price:

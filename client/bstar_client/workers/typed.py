@@ -54,6 +54,7 @@ _NONE = type(None)
 # Replies of which nothing is said that could be encoded.
 _UNSAID = (
     inspect.Parameter.empty, None, _NONE, Any, object, list, tuple, Sequence, typing.Never, typing.NoReturn,
+    *_STREAMS, *_AWAITED,
 )  # fmt: skip
 _NOTHING = inspect.Parameter.empty
 # Names that a program may import for its type checker alone.
@@ -111,15 +112,15 @@ def _parameters_of(handler: Callable[..., object]) -> list[inspect.Parameter]:
 
 
 def _resolved(annotation: Any, handler: Callable[..., object], *, may_fail: bool = False) -> Any:
-    """The annotation, also if it is a text. TypeError if it cannot be read.
+    """The annotation, also if it is a text or has one in it. TypeError if it cannot be read.
 
     ``may_fail``: nothing, if a name in it is not known.
     """
-    if not isinstance(annotation, str):
-        return annotation
     # As "Request" of a module that is imported for the type checker alone.
-    if annotation.rpartition(".")[2] == Request.__name__:
+    if isinstance(annotation, str) and annotation.rpartition(".")[2] == Request.__name__:
         return Request
+    if isinstance(annotation, type):
+        return annotation
     function = inspect.unwrap(_function_of(handler))
     names = {**_USUAL, **getattr(function, "__globals__", {}), **_closure_of(function)}
     try:
@@ -150,17 +151,33 @@ def _closure_of(function: Any) -> dict[str, Any]:
         return {}
 
 
+def _stripped(kind: Any) -> Any:
+    """The type without Annotated and NewType."""
+    while True:
+        if typing.get_origin(kind) is typing.Annotated:
+            kind = typing.get_args(kind)[0]
+        elif isinstance(kind, typing.NewType):
+            kind = kind.__supertype__
+        else:
+            return kind
+
+
+def _is_bytes(kind: Any) -> bool:
+    """True for a body that is bytes as they came, whatever else they are called."""
+    kind = _stripped(kind)
+    if typing.get_origin(kind) in _UNIONS:
+        return all(each is _NONE or _is_bytes(each) for each in typing.get_args(kind))
+    return kind is bytes
+
+
 def _is_raw(kind: Any) -> bool:
     """True for a reply that is bytes, or of which nothing is said."""
+    kind = _stripped(kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Annotated:
-        return _is_raw(arguments[0])
     if origin in _UNIONS or origin in (*_STREAMS, *_AWAITED):
         return all(map(_is_raw, arguments))
     if origin in (list, tuple, Sequence):
         return all(each is Ellipsis or each in _BYTES_TYPES for each in arguments)
-    if isinstance(kind, typing.NewType):
-        return _is_raw(kind.__supertype__)
     if kind in _UNSAID or isinstance(kind, typing.TypeVar):
         return True
     return isinstance(kind, type) and issubclass(kind, _BYTES_TYPES)
@@ -172,7 +189,12 @@ def _is_request(kind: Any) -> bool:
         return any(map(_is_request, typing.get_args(kind)))
     if kind in (_NOTHING, Any) or isinstance(kind, typing.TypeVar):
         return True
-    return isinstance(kind, type) and issubclass(Request, kind)
+    return isinstance(kind, type) and not _is_typeddict(kind) and issubclass(Request, kind)
+
+
+def _is_typeddict(kind: Any) -> bool:
+    """True for one of ``typing`` or ``typing_extensions``: it answers no question of instances."""
+    return hasattr(kind, "__required_keys__")
 
 
 def _check_kind(kind: Any, what: str, handler: Callable[..., object]) -> None:
@@ -190,7 +212,7 @@ def _reader(kind: Any, handler: Callable[..., object]) -> Read | None:
     """Reads the handler's body; None if it gets the Request."""
     if _is_request(kind):
         return None
-    if kind is bytes:
+    if _is_bytes(kind):
         return _frame_of
     _check_kind(kind, "body", handler)
     decoders: dict[Codec | None, Callable[[bytes], Any]] = {
@@ -231,8 +253,8 @@ def _replies(kind: Any, handler: Callable[..., object]) -> tuple[Any, Any]:
     Octets are no type that is encoded.
     """
     if typing.get_origin(kind) in _AWAITED:
-        kind = typing.get_args(kind)[-1]
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+        kind = (typing.get_args(kind) or (Any,))[-1]
+    origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind) or (Any, Any, Any)
     is_generator = is_any(handler, inspect.isgeneratorfunction) or is_any(handler, inspect.isasyncgenfunction)
     if origin in _STREAMS and (is_generator or origin not in (Iterable, AsyncIterable)):
         return arguments[0], arguments[2] if len(arguments) > 2 else _NONE
@@ -274,7 +296,7 @@ def _encoder(kind: Any, handler: Callable[..., object]) -> Encode:
         raise TypeError(f"the reply of the handler {name} is bytes or a value, and not both")
     _check_kind(kind, "reply", handler)
     name = name_of(kind)
-    is_class = isinstance(kind, type) and typing.get_origin(kind) is None and not typing.is_typeddict(kind)
+    is_class = isinstance(kind, type) and typing.get_origin(kind) is None and not _is_typeddict(kind)
 
     def encode_one(value: Any, codec: Codec) -> bytes:
         if is_class and isinstance(value, kind):
