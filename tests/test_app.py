@@ -306,6 +306,46 @@ def test_a_startup_that_fails_ends_it_before_any_service(pair: Pair) -> None:
         app.run()
 
 
+def test_what_a_failed_startup_causes_later_does_not_hide_it() -> None:
+    """The shutdown function found nothing to close, and its error was all that could be seen."""
+    app = App(["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"])
+    app.service("echo")(lambda request: request.body)
+
+    @app.startup
+    def open_it() -> None:
+        raise ConnectionError("no database")
+
+    @app.shutdown
+    def close_it() -> None:
+        raise AttributeError("nothing was opened")
+
+    with pytest.raises(ConnectionError, match="no database") as raised:
+        app.run()
+    assert raised.value.__notes__ == ["then: AttributeError: nothing was opened"]
+
+
+def test_a_task_that_the_program_leaves_behind_is_cancelled_at_the_end() -> None:
+    """Python said that it was destroyed, and its last lines never ran."""
+    app = App(["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"])
+    app.service("echo")(lambda request: request.body)
+    ended = threading.Event()
+    tasks = []
+
+    @app.startup
+    async def begin() -> None:
+        async def poll() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        tasks.append(asyncio.create_task(poll()))
+        app.stop()
+
+    app.run()
+    assert ended.is_set()
+
+
 def test_mistakes_are_named_where_they_are_made() -> None:
     app = App(["tcp://127.0.0.1:1"])
     with pytest.raises(ConfigurationError, match="no services"):

@@ -45,6 +45,7 @@ from bstar_client.core.figures import WorkerFigures
 from bstar_client.journal import JournalPlace
 from bstar_client.sync.worker import Worker
 from bstar_client.workers.describe import KINDS, first_line
+from bstar_client.workers.failures import text_of
 from bstar_client.workers.handlers import Request, WorkerHooks
 from bstar_client.workers.replies import ReplyStore
 from bstar_client.workers.typed import bind
@@ -254,11 +255,16 @@ class Life:
                     self._begin(stack)
                 except BaseException as error:  # noqa: BLE001 - raised below: resources end as ever
                     self._errors.append(error)
+        except BaseException as error:  # noqa: BLE001 - raised below, unless it follows from the first
+            self._errors.append(error)
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
         if self._errors:
-            raise self._errors[0]
+            first, *others = self._errors
+            for other in others:
+                first.add_note(f"then: {text_of(other)}")
+            raise first
 
     def _begin(self, stack: ExitStack) -> None:
         loop = stack.enter_context(_event_loop())
@@ -472,17 +478,16 @@ class ThreadLoop:
 @contextmanager
 def _event_loop() -> Iterator[ThreadLoop]:
     """The loop of all that is async in one App. It runs also if nothing is."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="bstar-loop")
-    thread.start()
-    try:
-        yield ThreadLoop(loop)
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
+    # With a factory it is not made the loop of this thread. At the end it cancels the tasks that are left.
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        loop = runner.get_loop()
+        thread = threading.Thread(target=loop.run_forever, name="bstar-loop")
+        thread.start()
+        try:
+            yield ThreadLoop(loop)
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
 
 
 def _run_async(worker: AsyncWorker, loop: ThreadLoop) -> None:
