@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket as stdlib_socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -249,3 +251,26 @@ def test_an_admin_gets_a_report(question: str) -> None:
 def test_an_admin_does_not_wait_for_ever() -> None:
     with stdlib_socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(CallTimeoutError):
         ask_router("status", f"tcp://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.3)
+
+
+FORKED = """
+import os, signal, sys
+from bstar.errors import ForkedError
+from bstar_client.emq import EmqClient, Job
+client = EmqClient(["tcp://127.0.0.1:1"])
+child = os.fork()
+if not child:
+    signal.alarm(int(sys.argv[1]))
+    try:
+        client.send("default", Job("module", "function"), timeout_s=0.1)
+    except ForkedError:
+        client.close()
+        os._exit(7)
+assert os.waitpid(child, 0)[1] == 7 << 8
+client.close()
+"""
+
+
+def test_a_forked_child_is_told_to_make_its_own_client() -> None:
+    """Its call never ended: the client's thread is in the parent alone."""
+    subprocess.run([sys.executable, "-c", FORKED, str(int(LIMIT_S))], check=True, timeout=2 * LIMIT_S)

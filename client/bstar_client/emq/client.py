@@ -1,6 +1,7 @@
 """The EventMQ client: DEALER sockets in a thread of its own around the pure ``EmqCalls``."""
 
 import json
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -12,6 +13,7 @@ from bstar.base.closing import Closing
 from bstar.errors import (
     CallTimeoutError,
     ClosedError,
+    ForkedError,
     LocalProtocolError,
     NoActiveNodeError,
     OutcomeUnknownError,
@@ -36,8 +38,8 @@ class EmqClient(Closing):
     """Sends jobs to EventMQ's routers: ``EmqClient(["tcp://127.0.0.1:47291"]).call("default", job)``.
 
     ``routers`` are frontends, in the order in which they take turns: those of the two nodes of a pair.
-    Threads may share a client. ``timeout_s`` is for calls that name none. ``wire`` is that of the routers,
-    ``published`` or ``specification``. Raises ConfigurationError.
+    Threads may share a client; a forked process makes its own. ``timeout_s`` is for calls that name none.
+    ``wire`` is that of the routers, ``published`` or ``specification``. Raises ConfigurationError.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class EmqClient(Closing):
         self._calls = EmqCalls(settings, new_id)
         self._futures: dict[bytes, Future[bytes]] = {}
         self._is_closed = False
+        self._pid = os.getpid()
         self._link = RouterLink(
             self._reactor, self._calls, self._perform, security=security, linger_ms=_LINGER_MS
         )
@@ -174,7 +177,7 @@ class EmqClient(Closing):
 
         It takes half a second if messages were sent and no REPLY came: the router may say KBYE to them.
         """
-        if self._is_closed:
+        if self._is_closed or self._pid != os.getpid():
             return
         self._is_closed = True
         self._reactor.stop()
@@ -200,6 +203,9 @@ class EmqClient(Closing):
         is_repeatable: bool,
         wants_result: bool = False,
     ) -> bytes:
+        if self._pid != os.getpid():
+            # Its thread is in the parent alone: nothing would ever come.
+            raise ForkedError("this client was made before fork(): make a new EmqClient in the child process")
         future: Future[bytes] = Future()
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         frames = emq.encode(message, wire=self._wire)
