@@ -472,11 +472,11 @@ func (s *session) finish(c *call, node int, body [][]byte, partials uint32) {
 	isCurrent := c.state == callSent && c.node == node
 	switch {
 	case len(body) == 0 || (partials > 0 && !isCurrent):
-	case int(partials) != len(c.parts) && isCurrent:
+	case partials > 0 && int(partials) != len(c.parts):
 		s.end(c, failed(ErrOutcomeUnknown, true, "PARTIALs of the reply of service %q were lost", c.service))
 	default:
-		if !isCurrent {
-			c.parts = nil
+		if partials == 0 {
+			c.parts = nil // of an execution that was lost
 		}
 		c.reply = body
 		s.end(c, nil)

@@ -393,6 +393,13 @@ func TestPartsBeginAnewWithARedelivery(t *testing.T) {
 	if c.err != nil || len(c.parts) != 2 || string(c.parts[0][0]) != "b" {
 		t.Fatal(c.parts, c.err)
 	}
+	c = s.ask("whole")
+	s.expect("0 REQUEST whole")
+	part(0, "of a worker that was lost")
+	s.final(0, c, "end")
+	if c.err != nil || len(c.parts) != 0 {
+		t.Fatal(c.parts, c.err)
+	}
 	c = s.ask("y")
 	s.expect("0 REQUEST y")
 	part(1, "late")

@@ -250,7 +250,11 @@ func (w *Worker) call(ctx context.Context, t *task) (body []byte, err error) {
 	if !t.request.deadline.IsZero() && !time.Now().Before(t.request.deadline) {
 		return nil, errExpired
 	}
-	return w.handler(ctx, t.request)
+	body, err = w.handler(ctx, t.request)
+	if err != nil {
+		_ = err.Error() // one that panics does so here, and not in the worker's loop
+	}
+	return body, err
 }
 
 func answerOf(t *task, body []byte, err error) answer {
@@ -267,13 +271,13 @@ func answerOf(t *task, body []byte, err error) answer {
 		return answer{textBody(err.Error()), codeExpired}
 	case t.isCanceled && errors.Is(err, context.Canceled):
 		return answer{textBody("its caller gave it up"), codeCancelled}
-	case errors.As(err, &declined) && declinedForm.MatchString(declined.Error()) && (declined.Data == nil || isJSON(declined.Data)):
+	case errors.As(err, &declined) && declined != nil && declinedForm.MatchString(declined.Error()) && (declined.Data == nil || isJSON(declined.Data)):
 		frames := textBody(declined.Error())
 		if declined.Data != nil {
 			frames = append(frames, declined.Data)
 		}
 		return answer{frames, codeHandlerFailed}
-	case errors.As(err, &retry):
+	case errors.As(err, &retry) && retry != nil:
 		after := uint32(math.MaxUint32)
 		if retry.After > 0 {
 			after = toMs(retry.After)

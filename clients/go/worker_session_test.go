@@ -6,6 +6,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 )
@@ -204,10 +206,25 @@ func TestAHandlersErrorIsAnAnswer(t *testing.T) {
 		{fresh, &Retry{Text: "later", After: 2 * time.Second}, "later", codeRetry},
 		{fresh, errExpired, errExpired.Error(), codeExpired},
 		{redelivered, errExpired, errExpired.Error(), codeWorkerLost},
+		{fresh, fmt.Errorf("wrapped: %w", (*Declined)(nil)), "wrapped: <nil>", codeHandlerFailed},
+		{fresh, fmt.Errorf("wrapped: %w", (*Retry)(nil)), "wrapped: <nil>", codeHandlerFailed},
 	} {
 		got := answerOf(each.task, nil, each.err)
 		if string(got.body[0]) != each.text || got.code != each.code {
 			t.Errorf("%v: %q, code %d", each.err, got.body, got.code)
 		}
+	}
+}
+
+func TestAnErrorThatPanicsIsAnAnswerToo(t *testing.T) {
+	var none *Declined // as an error it is not nil, and its text panics
+	w := &Worker{
+		options: &options{log: slog.New(slog.DiscardHandler)}, session: &workerSession{service: "price"},
+		handler: func(context.Context, *Request) ([]byte, error) { return nil, none },
+	}
+	begun := &task{request: &Request{}}
+	_, err := w.call(context.Background(), begun)
+	if got := answerOf(begun, nil, err); !strings.HasPrefix(string(got.body[0]), "panic: ") {
+		t.Fatalf("%q", got.body)
 	}
 }
