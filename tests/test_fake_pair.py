@@ -403,6 +403,23 @@ def test_a_resource_that_an_app_does_not_have_is_not_replaced() -> None:
         fake({"echo": echo}, resources={int: 7})
 
 
+@pytest.mark.parametrize("kind", [None, bytes], ids=["replies", "values"])
+@pytest.mark.parametrize("leave", ["close", "__del__"], ids=["closed", "forgotten"])
+def test_a_stream_that_is_left_before_its_first_reply_is_given_up(kind: Any, leave: str) -> None:
+    """Its generator had not begun, so that its end did nothing: the worker went on."""
+
+    def numbers(request: Request) -> Iterator[bytes]:
+        yield from (b"%d" % number for number in range(10_000))
+
+    with fake({"numbers": numbers, "echo": echo}) as client:
+        replies = client.stream("numbers", b"", reply=kind, timeout=None)
+        if leave == "close":
+            replies.close()
+        del replies
+        assert client.request("echo", b"").body == b""
+        assert client.counters.abandoned == 1
+
+
 # --- futures ------------------------------------------------------------------------------------------------
 
 

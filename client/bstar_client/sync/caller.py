@@ -64,10 +64,14 @@ class Caller(ClientBase):
         except BaseException:
             self._abandon(call)
             raise
-        return self._stream(call, sink)
+        replies = self._stream(call, sink)
+        # Python ends a generator that has not begun without its ``finally``.
+        next(replies)
+        return replies
 
-    def _stream(self, call: Call, sink: Sink) -> Generator[Reply, None, None]:
+    def _stream(self, call: Call, sink: Sink) -> Generator[Any, None, None]:  # Any: first it only begins
         try:
+            yield None
             while True:
                 reply = self._take(call, sink)
                 yield reply
