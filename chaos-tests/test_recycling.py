@@ -93,6 +93,7 @@ class Mortal:
 
     def __init__(self, nodes: list[str], folder: Path) -> None:
         self.answers = folder / "answers"
+        self.answers.touch()
         self.lives = 0
         self._nodes = ",".join(nodes)
         self._process: subprocess.Popen[bytes] | None = None
@@ -104,11 +105,17 @@ class Mortal:
         self._process = subprocess.Popen([sys.executable, "-c", CLIENT.format(limit_s=LIMIT_S), *arguments])
 
     def kill(self) -> None:
-        """Die in the middle of a call."""
+        """Die in the middle of a call, after the first answer of this life."""
         assert self._process is not None
-        assert self._process.poll() is None, "it has lost a request"
+        wait_until(self._has_answer, f"the client has an answer in life {self.lives}", limit_s=LIMIT_S)
         self._process.kill()
         self._process.wait()
+
+    def _has_answer(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, "it has lost a request"
+        own = f"{self.lives}."
+        return any(line.startswith(own) for line in self.answers.read_text().splitlines())
 
 
 class Load:
