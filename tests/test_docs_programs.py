@@ -9,6 +9,7 @@ import runpy
 import sqlite3
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -230,6 +231,15 @@ def test_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             check=False,
         )
         assert "4 passed" in done.stdout, done.stdout
+
+
+def test_who_runs_pytest_in_the_clone_has_installed_what_its_settings_name() -> None:
+    """pytest ends at a setting that no plugin knows; the clone has some, for what is beside its files too."""
+    for page in ("README.md", "docs/tutorial.md"):
+        assert "pip install '.[schema]' pytest pytest-timeout" in (ROOT / page).read_text()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    names = {re.split("[^a-z-]", need)[0] for need in extras["examples"]}
+    assert {"httpx", "opentelemetry-sdk", "pytest", "pytest-timeout"} <= names
 
 
 def test_durable_requests(tmp_path: Path) -> None:
