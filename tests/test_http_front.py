@@ -324,6 +324,21 @@ def test_a_body_that_does_not_come_ends_the_request() -> None:
     in_memory(check, FrontSettings(slow_s=0.2))
 
 
+def test_a_caller_with_a_slow_body_is_watched_once_it_has_come() -> None:
+    async def check(stand: Stand) -> None:
+        exchange = Exchange(stand.app, "POST", "/call/slow")
+        exchange.give({"type": "http.request", "body": b"x", "more_body": True})
+        await asyncio.sleep(0.2)  # longer than most requests take: the bound of the body is what is watched
+        exchange.give({"type": "http.request", "body": b"y"})
+        while not stand.held:  # noqa: ASYNC110 - it takes no time
+            await asyncio.sleep(0.001)
+        exchange.leave()
+        await exchange.task
+        assert stand.app.counts["gone"] == 1
+
+    in_memory(check)
+
+
 # --- callers that go away, events ---------------------------------------------------------------------------
 
 

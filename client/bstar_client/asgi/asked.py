@@ -1,12 +1,11 @@
-"""What an HTTP request asks for: the options of a call in its headers, and its body within a bound."""
+"""What an HTTP request asks for: the options of a call in its headers."""
 
-import asyncio
 import math
 from collections.abc import Mapping
 from typing import Final
 
 import msgspec
-from starlette.types import Receive, Scope
+from starlette.types import Scope
 
 from bstar_client.asgi.failures import FrontError
 
@@ -87,35 +86,3 @@ def to_seconds(text: str, name: str, most: float = math.inf, *, may_be_zero: boo
         bound += "" if math.isinf(most) else f", {most:g} at most"
         raise FrontError("bad-request", f"{name} is a number of seconds, {bound}, not {text!r:.40}")
     return seconds
-
-
-async def read_body(headers: Headers, receive: Receive, bytes_max: int, slow_s: float) -> bytes:
-    """The whole body. FrontError if it is too large, or takes too long."""
-    length = headers.get("content-length", "0")
-    if length.isascii() and length.isdigit() and int(length) > bytes_max:
-        raise _too_large(bytes_max)
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(slow_s):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise FrontError("bad-request", "the connection ended before the end of the body")
-                part: bytes = message.get("body", b"")
-                size += len(part)
-                if size > bytes_max:
-                    raise _too_large(bytes_max)
-                parts.append(part)
-                if not message.get("more_body", False):
-                    return parts[0] if len(parts) == 1 else b"".join(parts)
-    except TimeoutError:
-        raise FrontError("slow-body", f"the body did not come within {slow_s:g} s", headers=_LAST) from None
-
-
-# What is left of the body is not read.
-_LAST: Final = {"Connection": "close"}
-
-
-def _too_large(bytes_max: int) -> FrontError:
-    return FrontError("too-large", f"a body has at most {bytes_max} bytes here", headers=_LAST)

@@ -13,7 +13,6 @@ caller then asks there. It does so only while it knows that the peer serves. Oth
 which makes its node active if the peer is gone.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
@@ -35,21 +34,23 @@ from bstar.errors import BstarError
 from bstar_client.aio.client import AsyncHAClient
 from bstar_client.arguments.json_frames import json_frame
 from bstar_client.asgi.access import Access, FindPrincipal
-from bstar_client.asgi.asked import Headers, Options, fields_of, options_of, read_body, seconds_of, to_seconds
+from bstar_client.asgi.asked import Headers, Options, fields_of, options_of, seconds_of, to_seconds
+from bstar_client.asgi.caller import Caller
 from bstar_client.asgi.conversation import Conversation
 from bstar_client.asgi.failures import STATUSES, FrontError, body_of, json_response, response_of
 from bstar_client.asgi.openapi import document_of
 from bstar_client.asgi.settings import FrontSettings
+from bstar_client.calls.durable_answers import Result
 from bstar_client.core.calls import Reply
 
 T = TypeVar("T")
 
 _EVENTS: Final = "text/event-stream"
 _JSON: Final = "application/json"
+_JSON_TYPE: Final = (b"content-type", b"application/json")
+_BYTES_TYPE: Final = (b"content-type", b"application/octet-stream")
+_NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
 _CALL: Final = "/call/"
-# How long a call is under way before its caller is watched. Most have their reply by then, and the watcher is
-# a task of its own.
-_WATCH_AFTER_S: Final = 0.05
 # Nobody reads it: the caller has gone.
 _CLIENT_CLOSED_REQUEST: Final = 499
 # What a browser may read of a response.
@@ -147,21 +148,22 @@ class HttpFront:
     async def _call(self, request: Request) -> Response:
         headers = fields_of(request.scope)
         service = self._admit(request, headers)
-        options, body = await self._read(request, headers)
-        if _EVENTS in headers.get("accept", ""):
-            return await self._stream(request, service, body, options)
-        call = self._client.request(
-            service,
-            body,
-            timeout=options.timeout,
-            idempotent=options.idempotent,
-            key=options.key,
-            headers=options.headers,
-        )
-        reply = await self._unless_gone(call, request.receive)
-        return _GONE if reply is None else _reply_of(reply.frames, _headers_of(reply), headers)
+        with self._caller(request) as caller:
+            options, body = await self._read(caller, headers)
+            if _EVENTS in headers.get("accept", ""):
+                return await self._stream(caller, service, body, options)
+            call = self._client.request(
+                service,
+                body,
+                timeout=options.timeout,
+                idempotent=options.idempotent,
+                key=options.key,
+                headers=options.headers,
+            )
+            reply = await caller.outcome(call)
+        return _GONE if reply is None else _Frames(reply, headers)
 
-    async def _stream(self, request: Request, service: str, body: bytes, options: Options) -> Response:
+    async def _stream(self, caller: Caller, service: str, body: bytes, options: Options) -> Response:
         if options.key is not None:
             text = "a stream has no key: leave Idempotency-Key out, or do not accept text/event-stream"
             raise FrontError("bad-request", text)
@@ -170,7 +172,7 @@ class HttpFront:
         )
         try:
             # What fails before the first reply has a status of its own.
-            first = await self._unless_gone(anext(replies), request.receive)
+            first = await caller.outcome(anext(replies))
         except BaseException:
             await replies.aclose()
             raise
@@ -221,19 +223,20 @@ class HttpFront:
     async def _submit(self, request: Request) -> Response:
         headers = fields_of(request.scope)
         service = self._admit(request, headers)
-        options, body = await self._read(request, headers)
-        call = self._client.submit(
-            service,
-            body,
-            key=options.key,
-            delay=seconds_of(headers, "bstar-delay"),
-            expires=seconds_of(headers, "bstar-expires"),
-            priority=_priority(headers.get("bstar-priority", "0")),
-            headers=options.headers,
-            group=headers.get("bstar-group"),
-            timeout=options.timeout,
-        )
-        request_id = await self._unless_gone(call, request.receive)
+        with self._caller(request) as caller:
+            options, body = await self._read(caller, headers)
+            call = self._client.submit(
+                service,
+                body,
+                key=options.key,
+                delay=seconds_of(headers, "bstar-delay"),
+                expires=seconds_of(headers, "bstar-expires"),
+                priority=_priority(headers.get("bstar-priority", "0")),
+                headers=options.headers,
+                group=headers.get("bstar-group"),
+                timeout=options.timeout,
+            )
+            request_id = await caller.outcome(call)
         if request_id is None:
             return _GONE
         return json_response({"id": request_id}, HTTPStatus.ACCEPTED, {"Location": f"/result/{request_id}"})
@@ -245,12 +248,13 @@ class HttpFront:
         timeout_s = await self._admit_result(headers, request_id)
         call = self._client.result(request_id, wait=wait_s, timeout=timeout_s)
         # One None for a caller that has gone, and one for a request that is pending.
-        found = await self._unless_gone(_boxed(call), request.receive)
+        with self._caller(request) as caller:
+            found = await caller.outcome(_boxed(call))
         if found is None:
             return _GONE
         if (result := found[0]) is None:
             return json_response({"id": request_id, "state": "pending"}, HTTPStatus.ACCEPTED)
-        return _reply_of(result.frames, {"Bstar-Attempts": str(result.attempts)}, headers)
+        return _Frames(result, headers)
 
     async def _close_result(self, request: Request) -> Response:
         request_id = request.path_params["id"]
@@ -312,28 +316,6 @@ class HttpFront:
             text = f"this node is passive: {where}"
             raise FrontError("passive", text, headers=headers, peer=settings.peer)
 
-    async def _unless_gone(self, call: Awaitable[T], receive: Receive) -> T | None:
-        """What becomes of the call; None if its caller goes away before, and then the call is cancelled."""
-        task = asyncio.current_task()
-        assert task is not None
-        watchers: list[asyncio.Task[None]] = []
-        timer = asyncio.get_running_loop().call_later(
-            _WATCH_AFTER_S, lambda: watchers.append(asyncio.create_task(_cancel_when_gone(task, receive)))
-        )
-        try:
-            outcome = await call
-        except asyncio.CancelledError:
-            if not any(watcher.done() for watcher in watchers) or task.uncancel() > 0:
-                raise  # by the server, which ends
-            self.counts["gone"] += 1
-            return None
-        finally:
-            timer.cancel()
-            for watcher in watchers:
-                watcher.cancel()
-        self.counts["ok"] += 1
-        return outcome
-
     async def _refused(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, BstarError | FrontError)
         self._counted(error)
@@ -353,11 +335,13 @@ class HttpFront:
         headers: Mapping[str, str] = error.headers or {}
         return await self._refused(request, FrontError(code, text, headers=headers))
 
-    async def _read(self, request: Request, headers: Headers) -> tuple[Options, bytes]:
+    def _caller(self, request: Request) -> Caller:
+        return Caller(request.receive, self._settings.slow_s, self.counts)
+
+    async def _read(self, caller: Caller, headers: Headers) -> tuple[Options, bytes]:
         settings = self._settings
         options = options_of(headers, settings.timeout_s, settings.timeout_max_s)
-        body = await read_body(headers, request.receive, settings.body_bytes_max, settings.slow_s)
-        return options, body
+        return options, await caller.body(headers, settings.body_bytes_max)
 
 
 # --- replies ------------------------------------------------------------------------------------------------
@@ -380,25 +364,27 @@ def _event(name: str, data: object) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(data))
 
 
-def _headers_of(reply: Reply) -> dict[str, str]:
-    headers = {"Bstar-Attempts": str(reply.attempts)}
-    if reply.partials:
-        headers["Bstar-Partials"] = str(len(reply.partials))
-    return headers
-
-
-def _reply_of(frames: tuple[bytes, ...], headers: dict[str, str], asked: Headers) -> Response:
+class _Frames(Response):
     """The frames of a reply, one behind the other. The type is never one that a browser runs.
 
-    ``asked``: the headers of the request.
+    Most responses are this one: its head is made at once.
     """
-    if len(frames) > 1:
-        headers["Bstar-Frames"] = ",".join(str(len(frame)) for frame in frames)
-    kind = asked.get("content-type", "").partition(";")[0].strip().lower()
-    is_json = kind == _JSON or _JSON in asked.get("accept", "")
-    headers["X-Content-Type-Options"] = "nosniff"
-    body = frames[0] if len(frames) == 1 else b"".join(frames)
-    return Response(body, headers=headers, media_type=_JSON if is_json else "application/octet-stream")
+
+    def __init__(self, reply: Reply | Result, asked: Headers) -> None:
+        frames, kind = reply.frames, asked.get("content-type", "").partition(";")[0].strip().lower()
+        is_json = kind == _JSON or _JSON in asked.get("accept", "")
+        self.status_code, self.background = HTTPStatus.OK, None
+        self.body = frames[0] if len(frames) == 1 else b"".join(frames)
+        self.raw_headers = [
+            (b"bstar-attempts", b"%d" % reply.attempts),
+            (b"content-length", b"%d" % len(self.body)),
+            _JSON_TYPE if is_json else _BYTES_TYPE,
+            _NOSNIFF,
+        ]
+        if len(frames) > 1:
+            self.raw_headers.append((b"bstar-frames", b",".join(b"%d" % len(frame) for frame in frames)))
+        if isinstance(reply, Reply) and reply.partials:
+            self.raw_headers.append((b"bstar-partials", b"%d" % len(reply.partials)))
 
 
 def _priority(text: str) -> int:
@@ -414,9 +400,3 @@ _GONE: Final = Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 async def _boxed(call: Awaitable[T]) -> tuple[T]:
     return (await call,)
-
-
-async def _cancel_when_gone(task: "asyncio.Task[object]", receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    task.cancel()
