@@ -202,6 +202,11 @@ def test_what_is_to_be_done_about_a_store_is_said_once() -> None:
     assert str(finding).endswith("bstar store force --give-up-the-other")
 
 
+def test_a_full_disk_does_not_advise_to_give_up_the_other_copy() -> None:
+    full = store(is_leading=False, trouble="the store fails", disk={"error": "no space"})
+    assert names(full) == ["store-damaged"]
+
+
 def test_a_pause_names_the_node_that_has_it() -> None:
     paused = service_state("echo", workers=1, pause_why="ann@c1", queued=1)
     [finding] = found(state(paused, role="backup", is_active=False, state="PASSIVE"))

@@ -215,6 +215,8 @@ def _not_leading(state: NodeState, _: Past) -> str:
     store = state.store
     if store is None or store.is_leading or not state.pair.is_active:
         return ""
+    if store.disk is not None and store.disk.error:
+        return ""  # that is the finding, and to give up the other copy would be wrong
     why = store.trouble.removesuffix(f": {START_OR_FORCE}") or "it is about to begin"
     return f"its durable store does not lead: {why}"
 
