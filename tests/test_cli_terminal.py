@@ -24,12 +24,12 @@ from bstar_cli import exits, logs
 from bstar_cli.diagnosis import Seen
 from bstar_cli.logs import EventLog, has_colours
 from bstar_cli.main import main
-from bstar_cli.status import _fronts_table, _nodes_table, _services_table, _stores_table
+from bstar_cli.status import _fronts_table, _nodes_table, _room, _services_table, _stores_table
 from bstar_cli.terminal import json_line, print_tables
 from bstar_client import BstarError, HAClient, Worker
 from bstar_client.calls.status import NodeReport
 from support.brokers import lone_broker
-from support.node_states import node_state, service_state, store_state
+from support.node_states import disk_state, node_state, service_state, store_state
 
 # A title for the window, red, a new line that looks like ours, the 8-bit CSI, and a change of direction.
 EVIL = "\x1b]0;owned\x07\x1b[31mred\nbstar: all is well\x9b2J\u202edone"
@@ -111,6 +111,11 @@ def test_tables_show_every_word_at_any_width(columns: int, capsys: pytest.Captur
         ),
     ):
         assert word in shown
+
+
+@pytest.mark.parametrize(("free", "shown"), [(3 << 30, "3.0 GiB"), (7 << 20, "7 MiB"), (0, "0 MiB")])
+def test_the_last_of_a_disk_is_told_in_mebibytes(free: int, shown: str) -> None:
+    assert _room(disk_state(free_bytes=free)) == shown
 
 
 def test_a_table_that_does_not_fit_is_a_paragraph_for_each_row(capsys: pytest.CaptureFixture[str]) -> None:

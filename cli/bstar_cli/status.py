@@ -270,7 +270,12 @@ def _forgets(view: NodeState | None) -> bool:
 def _room(disk: DiskState | None) -> str:
     if disk is None:
         return "-"
-    return "in memory" if disk.is_in_memory else f"{disk.free_bytes / 2**30:.1f} GiB"
+    if disk.is_in_memory:
+        return "in memory"
+    # Below 1 GiB it is soon over, and each MiB counts.
+    return (
+        f"{disk.free_bytes / 2**30:.1f} GiB" if disk.free_bytes >= 2**30 else f"{disk.free_bytes >> 20} MiB"
+    )
 
 
 def _lag(store: StoreState) -> str:
