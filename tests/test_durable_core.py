@@ -15,6 +15,7 @@ from bstar_broker.core.admission import REQUEST_BYTES
 from bstar_broker.store.core import desk, runner
 from bstar_broker.store.core import durable as durable_store
 from bstar_broker.store.core.desk import ENTRY_BYTES_MAX
+from bstar_broker.store.core.schedules import Schedules
 from bstar_broker.store.core.settings import StoreSettings
 from bstar_broker.store.core.titanic import REPLY, REQUEST
 from support.solo_store import DAY_MS, SoloStore
@@ -182,6 +183,20 @@ def test_questions_that_wait_for_the_disk_are_bounded_and_hold_no_body(
     assert refusal.command == native.BUSY
     [*_, status] = solo.say(b"MDPC02", b"\x01", REPLY, ID.hex().encode(), sender=b"plain")[-1]
     assert status == b"500"
+
+
+def test_schedules_count_among_the_requests_of_the_store_and_their_bodies_stay_on_its_disk() -> None:
+    solo = SoloStore(StoreSettings(requests_max=1))
+    asked = Schedule(Submit(ID, b"work", [b"large"]), Repeat(every_ms=60_000))
+    assert solo.ask(Service.SCHEDULE, durable.encode(asked))[0].command == native.FINAL
+    [refused] = solo.ask(Service.SUBMIT, durable.encode(Submit(OTHER, b"work", [b"x"])))
+    assert (refused.command, b"store.requests_max" in refused.body[0]) == (native.BUSY, True)
+    record, schedules = solo.table.get(ID), Schedules()
+    assert record is not None
+    held = sys.getrefcount(record)
+    schedules.note(record)
+    assert sys.getrefcount(record) == held
+    assert schedules.due(record.due_ms)[0].runs_ms == [record.due_ms]
 
 
 def test_parts_that_came_while_the_node_did_not_serve_are_missed_and_the_attempt_fails() -> None:

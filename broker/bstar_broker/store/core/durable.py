@@ -175,7 +175,7 @@ class DurableStore:
             return "the peer's disk cannot be reached, so the request would be on one disk only (when_alone)"
         if self.trouble:
             return self.trouble
-        count = totals.pending + totals.answered + totals.dead + totals.cancelled
+        count = totals.pending + totals.answered + totals.dead + totals.cancelled + totals.scheduled
         if count >= settings.requests_max:
             return f"the store holds {count} requests (store.requests_max): close what was fetched"
         if totals.size_bytes >= settings.bytes_max:

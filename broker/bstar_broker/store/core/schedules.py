@@ -6,6 +6,8 @@ its requests once, whoever leads when it comes.
 
 from heapq import heappop, heappush
 
+from msgspec.structs import replace
+
 from bstar.wire.durable import State
 from bstar_broker.core.outputs import Output
 from bstar_broker.store.core.commands import Fired
@@ -48,7 +50,8 @@ class Schedules:
         if record.state != State.SCHEDULED:
             self.forget(record.id)
             return
-        self._records[record.id] = record
+        # A body may be large, and its place is the disk.
+        self._records[record.id] = replace(record, body=[], headers=b"")
         heappush(self._heap, (record.due_ms, record.id))
 
     def forget(self, request: bytes) -> None:
