@@ -12,7 +12,9 @@ import pytest
 
 from bstar.wire import emq, native
 from bstar.wire.batches import final_rows, request_rows
-from bstar.wire.messages import ErrorCode
+from bstar.wire.dialect import Dialect
+from bstar.wire.front import peer_id
+from bstar.wire.messages import NEVER_MS, Disconnect, ErrorCode, Ready
 from support.desk import Desk, heard, ident
 from support.emq import EmqStage, job, requests
 
@@ -150,6 +152,34 @@ def test_a_suspect_is_alone_and_what_comes_meanwhile_waits_until_it_has_ended() 
     assert (mill.answered, mill.poisoned) == ({2, 3, 4, 5, 6, 7}, {1})
     [worker] = mill.desk.ledger.workers.values()
     assert (worker.crowd_max, list(worker.service.idle)) == (0, [worker])
+
+
+def test_a_worker_whose_fellow_is_lost_alone_with_a_suspect_gets_requests_again() -> None:
+    desk = Desk(b"w1")
+    desk.request(b"c", 1)
+    for worker, successor in ((b"w1", b"w2"), (b"w2", b"w3")):
+        desk.send(worker, *native.encode_disconnect())
+        desk.ready(successor)
+    desk.send(b"w3", *native.encode_disconnect())
+    one, other = (
+        Ready(
+            peer_id("emq", "workers", name),
+            Dialect.FRONT,
+            (),
+            b"echo",
+            heartbeat_ms=NEVER_MS,
+            expiry_ms=NEVER_MS,
+            group=b"both",
+        )
+        for name in (b"1", b"2")
+    )
+    for ready in (one, other):
+        desk.broker.receive(ready, desk.now)
+    held, idle = desk.ledger.workers.values()
+    assert (held.held, held.crowd_max, idle.crowd_max) == (1, 1, 1), "neither gets more"
+    desk.broker.receive(Disconnect(held.routing_id, Dialect.FRONT), desk.now)
+    assert idle.held == 1, "the suspect"
+    desk.broker.receive(Disconnect(idle.routing_id, Dialect.FRONT), desk.now)
 
 
 def test_a_suspect_goes_to_an_empty_worker_and_the_others_go_on() -> None:

@@ -496,6 +496,9 @@ class WorkerRegistry:
             request.deliveries -= is_unbegun
             self._endings.redeliver(request, _HOW[reason], now, outputs, 0 if is_unbegun else crowd)
         worker.in_flight.clear()
+        if worker.crowd_max and group is not None and group.workers and not group.workers[0].crowd:
+            # The suspects of its group were with it alone.
+            self.has_room(group.workers[0], now, outputs)
         service.count(worker, 0)
         if name not in ledger.named:
             self._endings.end_directed(service, name, _HOW[reason], now, outputs)
