@@ -1,6 +1,16 @@
-"""When a connection is dead: decided without sockets."""
+"""When a connection is dead: decided without sockets, and of a connection of this machine."""
 
-from bstar_broker.bounds.connections import LIMIT_S, Acknowledgements
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from unittest.mock import Mock
+
+import pytest
+import zmq
+
+from bstar_broker.bounds.connections import LIMIT_S, Acknowledgements, Connections
 
 
 def looks(*, heard: bool, unacked: int = 1, retransmits: int = 3, idle_s: float = 0.0) -> list[bool]:
@@ -41,3 +51,23 @@ def test_an_acknowledgement_in_between_gives_the_whole_limit_again() -> None:
     assert not it.is_dead(1, 1, 0.5, 100.0 + LIMIT_S - 1)
     assert not it.is_dead(1, 1, LIMIT_S - 1, 100.0 + 2 * LIMIT_S - 3)
     assert it.is_dead(1, 1, LIMIT_S, 100.0 + 2 * LIMIT_S - 1)
+
+
+@pytest.mark.loopback
+def test_a_connection_is_looked_at_again_after_a_shortage_of_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reactor = Mock()
+    looked = Connections(reactor)
+    look = reactor.add_timer.call_args.args[1]
+    monkeypatch.setattr(Acknowledgements, "is_dead", lambda *_: True)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        accepted, _ = server.accept()
+        with client, accepted:
+            looked.follow(zmq.EVENT_ACCEPTED, accepted.fileno())
+            with monkeypatch.context() as short:
+                short.setattr(os, "dup", Mock(side_effect=OSError(errno.EMFILE, "too many open files")))
+                look(1.0)
+            look(2.0)
+    assert looked.hang_ups == 1

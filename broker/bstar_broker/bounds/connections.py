@@ -17,6 +17,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable
+from errno import EMFILE, ENFILE
 from itertools import islice
 from socket import IPPROTO_TCP, SHUT_RDWR, socket
 
@@ -95,8 +96,9 @@ class Connections:
                         hung_up.append(str(connection.getpeername()[0]))
                         connection.shutdown(SHUT_RDWR)
                         continue
-            except (OSError, struct.error):
-                continue  # it is closed, or not TCP
+            except (OSError, struct.error) as error:
+                if getattr(error, "errno", 0) not in (EMFILE, ENFILE):
+                    continue  # it is closed, or not TCP
             self._open[descriptor] = acknowledgements
         if hung_up:
             self.hang_ups += len(hung_up)
