@@ -797,6 +797,19 @@ def test_a_rebuilt_copy_is_empty_until_it_is_in_sync(folder: Path) -> None:
         assert not (folder / "damaged").exists()
 
 
+def test_a_rebuilt_copy_counts_its_transactions_on(folder: Path) -> None:
+    written_store(folder)
+    spoil_index(folder)
+    with Platter(folder) as platter:
+        platter.wait(Damaged)
+        platter.put(Write((numbered(6),)))
+        platter.wait(Written)
+        assert (before := platter.disk.commits) > 0
+        platter.put(Rebuild(mark(is_in_sync=False)))
+        platter.wait(Opened)
+        assert platter.disk.commits >= before
+
+
 class NoRoom:
     """This step of the file finds the disk full until ``end``."""
 

@@ -38,7 +38,7 @@ from bstar_broker.store.disk_jobs import Jobs, Scrub
 from bstar_broker.store.faults import is_damage
 from bstar_broker.store.memory_file import MemoryFile
 from bstar_broker.store.sqlite_file import StoreFile
-from bstar_broker.store.writer import SyncTimes, Writer
+from bstar_broker.store.writer import Figures, SyncTimes, Writer
 
 _log = logging.getLogger("bstar.store")
 
@@ -157,6 +157,8 @@ class Disk(Closing):
     def __init__(self, directory: str | os.PathLike[str], *, pair: str, wake: Callable[[], object]) -> None:
         self._orders = _Orders()
         self._answers = _Answers(wake)
+        # They count on through a rebuild, which makes another writer.
+        self._figures = Figures()
         self.is_in_memory = directory == MEMORY
         self._file = MemoryFile() if self.is_in_memory else StoreFile(directory)
         try:
@@ -191,13 +193,13 @@ class Disk(Closing):
     def _begin(self) -> Opened:
         """Read what the open file holds. If that cannot be done it is set aside."""
         try:
-            self._writer = Writer(self._file, self._answers.put)
+            self._writer = Writer(self._file, self._answers.put, self._figures)
             opened = self._writer.opened()
         except (sqlite3.Error, StoreError) as error:
             if not is_damage(error):
                 raise
             self._file.set_aside(self._file.explain(error))
-            self._writer = Writer(self._file, self._answers.put)
+            self._writer = Writer(self._file, self._answers.put, self._figures)
             opened = self._writer.opened()
         self._jobs = Jobs(self._writer, self._answers.put)
         self._scrub = Scrub(self._writer)
@@ -230,22 +232,22 @@ class Disk(Closing):
     @property
     def syncs(self) -> SyncTimes:
         """How long the commits with a sync took."""
-        return self._writer.figures.syncs
+        return self._figures.syncs
 
     @property
     def commits(self) -> int:
         """How many transactions were carried out, each with one sync at most."""
-        return self._writer.figures.commits
+        return self._figures.commits
 
     @property
     def errors(self) -> int:
         """How many transactions have failed."""
-        return self._writer.figures.errors
+        return self._figures.errors
 
     @property
     def error(self) -> str:
         """Why nothing can be written now, and what to do; "" if it can."""
-        return self._writer.figures.error
+        return self._figures.error
 
     @property
     def damaged(self) -> int:
@@ -302,7 +304,7 @@ class Disk(Closing):
 
     def _patience_s(self) -> float:
         """How long to wait for the next order."""
-        if self._writer.figures.error:
+        if self._figures.error:
             return _RETRY_S
         if self._jobs or self._writer.has_to_apply:
             return 0.0

@@ -122,14 +122,15 @@ class _Appended:
 
 
 class Writer:
-    """Carries out orders in transactions.
+    """Carries out orders in transactions. ``figures`` may go on with what earlier writers have done.
 
     ``wal_bytes`` is about what the WAL holds that is not in the database.
     """
 
-    def __init__(self, file: StoreFile, answer: Answer) -> None:
+    def __init__(self, file: StoreFile, answer: Answer, figures: Figures) -> None:
         self.file = file
-        self.figures = Figures()
+        self.figures = figures
+        figures.error = ""
         self.wal_bytes = 0
         self.log = SqliteLog(file.database)
         self.table = SqliteTable(file.database, Totals(), self.damaged)
