@@ -6,16 +6,19 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import zmq
 
 import bstar_client.app
 from bstar.errors import ClosedError, ConfigurationError, WorkerError
+from bstar.fleet import Endpoints
 from bstar.net import io_threads
+from bstar.security import Security
 from bstar_client import HAClient, HandlerError, Request
 from bstar_client.app import App
+from bstar_client.arguments.environment import Given, or_environment
 from bstar_testing import Pair, fake, wait_until
 from support.waiting import LIMIT_S
 
@@ -344,6 +347,27 @@ def test_a_task_that_the_program_leaves_behind_is_cancelled_at_the_end() -> None
 
     app.run()
     assert ended.is_set()
+
+
+@pytest.mark.loopback
+def test_the_environment_is_read_once_for_all_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = list[object]()
+
+    def read(endpoints: Given, security: Security | None) -> tuple[Endpoints, Security | None]:
+        reads.append(endpoints)
+        return or_environment(endpoints, security)
+
+    monkeypatch.setattr("bstar_client.app.or_environment", read)
+    for text, error in (("tcp://127.0.0.1:1,tcp://127.0.0.1:2", None), ("nowhere", "BSTAR_ENDPOINTS")):
+        monkeypatch.setenv("BSTAR_ENDPOINTS", text)
+        app = App()
+        for name in ("a", "b"):
+            app.service(name)(lambda request: b"")
+        app.stop()
+        with nullcontext() if error is None else pytest.raises(ConfigurationError, match=error):
+            app.run()
+        assert len(reads) == 1
+        reads.clear()
 
 
 def test_mistakes_are_named_where_they_are_made() -> None:

@@ -393,8 +393,9 @@ class Life:
         threads = []
         contexts: dict[Pair, zmq.Context[zmq.Socket[bytes]]] = {}
         try:
+            fleet, shared = self._shared()
             for service in self.app.services.values():
-                self.workers.append(self._worker(service, contexts))
+                self.workers.append(self._worker(service, fleet, shared, contexts))
             for worker in self.workers:
                 serve = (
                     worker.run if isinstance(worker, Worker) else functools.partial(_run_async, worker, loop)
@@ -416,16 +417,26 @@ class Life:
                 thread.start()
                 thread.join(_TERM_S)
 
+    def _shared(self) -> tuple[Fleet, dict[str, Any]]:
+        """The fleet, and the options of all services; the environment is read once."""
+        shared = dict(self.app._shared)  # noqa: SLF001 - its own App's
+        try:
+            endpoints, shared["security"] = or_environment(shared.pop("endpoints"), shared["security"])
+            return Fleet.of(endpoints, shared.pop("pins")), shared
+        except TypeError as error:
+            raise ConfigurationError(str(error)) from error
+
     def _worker(
-        self, service: Service, contexts: dict[Pair, "zmq.Context[zmq.Socket[bytes]]"]
+        self,
+        service: Service,
+        fleet: Fleet,
+        shared: Mapping[str, Any],
+        contexts: dict[Pair, "zmq.Context[zmq.Socket[bytes]]"],
     ) -> Worker | AsyncWorker:
         """The worker of a service. ``contexts``: those of the pairs that have services."""
-        options = {**self.app._shared, **service.options}  # noqa: SLF001 - its own App's
-        endpoints, pins = options.pop("endpoints"), options.pop("pins")
+        options = {**shared, **service.options}
         kind: type[Worker | AsyncWorker] = AsyncWorker if service.is_async else Worker
         try:
-            endpoints, options["security"] = or_environment(endpoints, options["security"])
-            fleet = Fleet.of(endpoints, pins)
             pair = fleet.pair_of(to_name(service.name))
             if pair not in contexts:
                 contexts[pair] = new_context(len(pair.endpoints), owners=len(self.app.services))
