@@ -36,6 +36,7 @@ from bstar_cli.http_front.plan import bind, check_tls
 from bstar_cli.http_front.server import _watch_peer
 from bstar_client import ReplyMemory, Request, Worker
 from bstar_testing import LoopbackHost, Pair, Process, pair, wait_until
+from bstar_testing.processes import stopped
 from support.curl import HTTP, curl, wait_ready, working
 from support.waiting import LIMIT_S
 
@@ -153,11 +154,8 @@ def test_the_node_has_the_metrics_of_its_front_and_knows_one_that_hangs() -> Non
         node.wait_until(lambda: has(events % ("not-allowed", "1.0"), events % ("busy", "0.0")), "counts")
         assert has('bstar_front_down{front="http"} 0.0')
         child = front_of(node)
-        os.kill(child, signal.SIGSTOP)
-        try:
+        with stopped(child):
             node.wait_until(lambda: has('bstar_front_down{front="http"} 1.0'), "misses its front")
-        finally:
-            os.kill(child, signal.SIGCONT)
         node.wait_until(lambda: has('bstar_front_down{front="http"} 0.0'), "has its front again")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -95,6 +96,29 @@ def test_a_wait_for_a_process_that_has_ended_is_over_at_once(tmp_path: Path) -> 
             process.wait_for_log("more")
         with pytest.raises(HarnessError, match="terminate: short has ended already"):
             process.terminate()
+
+
+STOPPING = """
+import subprocess, sys
+from bstar_testing.processes import stopped
+child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+with stopped(child.pid):
+    print(child.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_stands_still_is_ended_with_the_harness() -> None:
+    argv = [sys.executable, "-c", STOPPING]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as harness:
+        assert harness.stdout is not None
+        stat = Path(f"/proc/{int(harness.stdout.readline())}/stat")
+        harness.kill()
+
+    def has_ended() -> bool:
+        return not stat.exists() or ") Z " in stat.read_text()
+
+    wait_until(has_ended, "the group was killed")
 
 
 def test_a_key_that_no_configuration_has_is_refused(tmp_path: Path) -> None:

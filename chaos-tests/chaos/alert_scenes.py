@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import threading
@@ -18,7 +17,7 @@ from typing import Any
 from bstar_client import BstarError, HAClient, Request, RetryPolicy, Worker
 from bstar_testing import LoopbackHost, Pair
 from bstar_testing.nodes import COMMAND, Node
-from bstar_testing.processes import wait_until
+from bstar_testing.processes import stopped, wait_until
 from bstar_testing.strangers import KINDS, Flood
 from chaos.power import Disk
 from chaos.prometheus import Prometheus
@@ -316,9 +315,8 @@ def the_http_front_hangs(scene: Scene) -> Iterator[None]:
     scene.start()
     yield
     [front] = scene.pair.primary.children
-    os.kill(front, signal.SIGSTOP)
-    yield
-    os.kill(front, signal.SIGCONT)
+    with stopped(front):
+        yield
 
 
 def the_list_of_principals_is_broken(scene: Scene) -> Iterator[None]:

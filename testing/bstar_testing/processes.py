@@ -28,6 +28,21 @@ NoteTaker = Callable[[str, str, str], object]
 """Takes notes of what the harness does: (what, name of the process, text)."""
 
 
+@contextmanager
+def stopped(leader: int) -> Iterator[None]:
+    """SIGSTOP for the length of the block, for a process group that another process has started, such as a
+    node's front. If the harness is killed meanwhile, so is the group: it cannot see that its node has ended.
+    """
+    REAPER.began(leader)
+    os.kill(leader, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):  # the node may have killed it
+            os.kill(leader, signal.SIGCONT)
+        REAPER.ended(leader)
+
+
 class HarnessError(Exception):
     """An expected event did not come, or a process ended that should live."""
 
