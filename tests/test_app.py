@@ -273,11 +273,11 @@ def test_the_error_of_one_service_ends_all_and_the_resources(pair: Pair) -> None
 
     def exhaust() -> None:
         with running(app), HAClient(pair.endpoints) as client:
+            # Nobody waits for the replies: one that a failover loses makes the handler stick twice, and the
+            # App has ended before the last of them.
             for _ in range(3):
-                with pytest.raises(HandlerError):
-                    client.request("stuck", b"")
-            assert app._life is not None
-            assert app._life.over.wait(LIMIT_S)
+                client.begin("stuck", b"")
+            assert app._over.wait(LIMIT_S)
             release.set()
 
     with pytest.raises(WorkerError, match="stuck"):
