@@ -89,9 +89,11 @@ def test_a_reply_after_the_end_of_the_majority_sets_no_queued_request_free(node:
 
 
 def test_a_worker_that_is_gone_after_the_end_of_the_majority_sets_nothing_free(node: Node) -> None:
-    for number in (1, 2, 3):
+    [dispatch] = node.receive_frames(request(1), LAPSES_AT - 0.001)
+    assert isinstance(dispatch, Dispatch)
+    for number in (2, 3):
         node.receive_frames(request(number), LAPSES_AT - 0.001)
-    assert dispatched(node.undelivered(b"worker", LAPSES_AT)) == 0
+    assert dispatched(node.undelivered(dispatch, LAPSES_AT)) == 0
     assert not node.is_active
 
 

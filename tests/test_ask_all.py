@@ -193,7 +193,7 @@ def test_a_worker_that_leaves_and_has_begun_nothing_has_executed_nothing() -> No
 def test_a_worker_whose_connection_is_found_gone_has_executed_nothing() -> None:
     desk = Desk(b"w")
     ask(desk, 1, name_of(desk, b"w"))
-    assert errors(sent(desk.broker.undelivered(b"w", desk.now))) == [(b"c", ident(1), ErrorCode.WORKER_GONE)]
+    assert errors(desk.undelivered()) == [(b"c", ident(1), ErrorCode.WORKER_GONE)]
     assert is_empty(desk)
 
 

@@ -167,11 +167,40 @@ def test_a_batch_that_could_not_be_delivered_was_not_delivered() -> None:
     desk = Desk()
     desk.ready(b"v", credit=5, takes_batches=True)
     desk.requests(b"c", [1, 2, 3])
-    assert sent(desk.broker.undelivered(b"v", desk.now)) == []
+    assert desk.undelivered() == []
     assert b"v" not in desk.ledger.workers
     told = desk.ready(b"w", credit=5, takes_batches=True)[1:]
     assert given(told) == [(b"w", [1]), (b"w", [2]), (b"w", [3])]
     assert all(heard(frames).flags == 0 for frames in told)
+
+
+@pytest.mark.requirement("BSN-B-22")
+@pytest.mark.parametrize(("number", "returns", "stays"), [(0, [1, 2], [3, 4, 5]), (1, [3, 4], [1, 2, 5])])
+def test_the_batch_that_could_not_be_delivered_returns_and_not_the_one_behind_it(
+    number: int, returns: list[int], stays: list[int]
+) -> None:
+    desk = Desk()
+    desk.ready(b"v", credit=5, takes_batches=True)
+    desk.requests(b"c", [1, 2], is_once=True)
+    desk.requests(b"c", [3, 4], is_once=True)
+    desk.request(b"c", 5, is_once=True)
+    desk.ready(b"w", credit=1)
+    assert given(desk.undelivered(number)) == [(b"w", returns[:1])]
+    assert given(desk.final(b"w", returns[0])) == [(b"w", returns[1:])]
+    desk.finals(b"v", stays)
+    desk.final(b"w", returns[1])
+    assert desk.ledger.services[b"echo"].tally.answered == 5
+
+
+@pytest.mark.requirement("BSN-B-22")
+def test_of_a_batch_that_was_unfolded_before_its_failure_was_seen_all_return() -> None:
+    desk = Desk()
+    desk.ready(b"v", credit=3, takes_batches=True)
+    desk.requests(b"c", [1, 2], is_once=True)
+    desk.request(b"c", 3, is_once=True)
+    desk.broker.take_over(b"c", desk.now)
+    desk.ready(b"w", credit=3)
+    assert given(desk.undelivered(0)) == [(b"w", [1]), (b"w", [2])]
 
 
 @pytest.mark.requirement("BSN-B-17")

@@ -77,7 +77,7 @@ class BundlesModel(RuleBasedStateMachine):
         self.rows: dict[bytes, Row] = {}
         self.numbers = 0
         # Whom the last thing that was sent went to, and what it was, if it was work.
-        self.last: tuple[bytes, list[bytes]] | None = None
+        self.last: tuple[Dispatch, list[bytes]] | None = None
 
     # --- what the broker sends ------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class BundlesModel(RuleBasedStateMachine):
         self.last = None
         for output in outputs:
             if isinstance(output, Dispatch):
-                self.last = (output.frames[0], self._given(output.frames))
+                self.last = (output, self._given(output.frames))
             elif isinstance(output, Send):
                 self._told(output.frames)
                 self.last = None
@@ -272,11 +272,11 @@ class BundlesModel(RuleBasedStateMachine):
     def cannot_be_sent(self) -> None:
         """The worker of what was given out last is gone, and never got it."""
         if self.last is not None:
-            worker, identities = self.last
+            output, identities = self.last
             for identity in identities:
                 self.rows[identity].worker = b""
                 self.rows[identity].given -= 1
-            self.note(self.desk.broker.undelivered(worker, self.desk.now))
+            self.note(self.desk.broker.undelivered(output.frames[0], output.item, self.desk.now))
 
     @rule(seconds=st.sampled_from([0.05, 0.3, 1.0, 6.0]))
     def wait(self, seconds: float) -> None:

@@ -122,10 +122,6 @@ def leaves_before_it_began(desk: Desk) -> list[list[bytes]]:
     return desk.send(b"v", *native.encode_disconnect(Reason.GOODBYE, 7, is_unbegun=True))
 
 
-def was_never_reached(desk: Desk) -> list[list[bytes]]:
-    return sent(desk.broker.undelivered(b"v", desk.now))
-
-
 @pytest.mark.requirement("BSN-B-22")
 @pytest.mark.parametrize("comes_back", [refuses, leaves_before_it_began])
 @pytest.mark.parametrize("is_batch", [False, True])
@@ -157,7 +153,19 @@ def test_what_could_not_be_sent_to_a_worker_goes_to_another() -> None:
     desk = Desk(b"v")
     desk.request(b"c", 1, is_once=True)
     desk.ready(b"w")
-    assert told(was_never_reached(desk), b"w") == [(native.REQUEST, ident(1), 0, 0)]
+    assert told(desk.undelivered(), b"w") == [(native.REQUEST, ident(1), 0, 0)]
+
+
+@pytest.mark.requirement("BSN-B-22")
+def test_what_was_sent_behind_it_stays_at_its_worker() -> None:
+    desk = Desk()
+    desk.ready(b"v", credit=2)
+    for number in (1, 2):
+        desk.request(b"c", number, is_once=True)
+    desk.ready(b"w")
+    # The connection was full for the first one only.
+    assert told(desk.undelivered(0), b"w") == [(native.REQUEST, ident(1), 0, 0)]
+    assert told(desk.final(b"v", 2), b"c") == [(native.FINAL, ident(2), 0, 0)]
 
 
 @pytest.mark.requirement("BSN-B-22")

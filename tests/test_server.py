@@ -15,6 +15,7 @@ from bstar.settings.fronts import Fronts
 from bstar_broker import server as server_module
 from bstar_broker.bounds.connections import HAS_TCP_INFO
 from bstar_broker.core import Dispatch, Output, Send
+from bstar_broker.core.records import Bundle
 from bstar_broker.server import BrokerServer
 from bstar_testing import LoopbackHost
 from bstar_testing.processes import wait_until
@@ -103,7 +104,7 @@ def test_messages_of_a_burst_leave_in_their_order_and_before_what_comes_later(
     settings: Settings, sent: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with BrokerServer(settings) as server:
-        answers: list[list[Output]] = [[Send([b"1"])], [Send([b"2"]), Dispatch([b"3"])], []]
+        answers: list[list[Output]] = [[Send([b"1"])], [Send([b"2"]), Dispatch([b"3"], b"")], []]
         monkeypatch.setattr(server.node, "receive_frames", lambda frames, now, user_id: answers.pop(0))
         for _ in range(3):
             assert server._on_message([b"c"], 0.0)
@@ -131,16 +132,16 @@ def test_what_waits_is_bounded_in_number_and_in_time(
 def test_a_message_of_a_burst_that_cannot_be_sent_is_told_to_the_core(
     settings: Settings, sent: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost: list[bytes] = []
+    lost: list[bytes | Bundle] = []
 
-    def undelivered(routing_id: bytes, now: float) -> list[Output]:
-        lost.append(routing_id)
-        return [Dispatch([b"another"])]
+    def undelivered(output: Dispatch, now: float) -> list[Output]:
+        lost.append(output.item)
+        return [Dispatch([b"another"], b"")]
 
     with BrokerServer(settings) as server:
         monkeypatch.setattr(server.node, "undelivered", undelivered)
-        outputs: list[Output] = [Send([b"1"]), Dispatch([b"gone"]), Send([b"2"])]
+        outputs: list[Output] = [Send([b"1"]), Dispatch([b"gone"], b"request"), Send([b"2"])]
         monkeypatch.setattr(server.node, "receive_frames", lambda frames, now, user_id: outputs)
         server._on_message([b"c"], 0.0)
         assert not server._flush(), "other sockets may have been used"
-        assert (lost, sent) == ([b"gone"], [b"1", b"another", b"2"])
+        assert (lost, sent) == ([b"request"], [b"1", b"another", b"2"])

@@ -512,7 +512,7 @@ class BrokerServer(Closing):
             raise error
         now = self.reactor.now()
         if type(output) is Dispatch:
-            return self.node.undelivered(output.frames[0], now)
+            return self.node.undelivered(output, now)
         return self.node.unreachable(output.frames[0], now, is_gone=error.errno == zmq.EHOSTUNREACH)
 
 

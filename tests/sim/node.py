@@ -628,7 +628,7 @@ class SimNode(Process):
         if self.world.now < self.keepalives.get(routing_id, -inf):
             return []  # nobody reads it
         if type(message) is Dispatch:
-            return self.node.undelivered(routing_id, self.clock())
+            return self.node.undelivered(message, self.clock())
         return self.node.unreachable(routing_id, self.clock(), is_gone=is_gone)
 
     def _send_through_front(self, output: FrontSend) -> list[Output]:

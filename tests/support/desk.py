@@ -8,7 +8,7 @@ from bstar.wire.limits import MESSAGE_BYTES_MAX
 from bstar.wire.messages import NodeStatus
 from bstar_broker.core.broker import Broker
 from bstar_broker.core.observer import Observer
-from bstar_broker.core.outputs import Notice, Output, Send
+from bstar_broker.core.outputs import Dispatch, Notice, Output, Send
 from bstar_broker.core.settings import BrokerSettings
 
 CLIENT_ID = bytes(range(16))
@@ -21,8 +21,9 @@ class Desk:
         self, *workers: bytes, is_serving: bool = True, observer: Observer | None = None, **settings: float
     ) -> None:
         self.now = 0.0
-        # What the node's log would say.
+        # What the node's log would say, and what workers got.
         self.notices: list[str] = []
+        self.dispatches: list[Dispatch] = []
         self.message_bytes_max = int(settings.get("message_bytes_max", MESSAGE_BYTES_MAX))
         self.broker = Broker(
             BrokerSettings(**settings),  # type: ignore[arg-type]  # bounds are ints, times floats
@@ -43,6 +44,7 @@ class Desk:
 
     def _sent(self, outputs: list[Output]) -> list[list[bytes]]:
         self.notices += [output.text for output in outputs if isinstance(output, Notice)]
+        self.dispatches += [output for output in outputs if isinstance(output, Dispatch)]
         return sent(outputs)
 
     def send(self, *frames: bytes) -> list[list[bytes]]:
@@ -63,6 +65,11 @@ class Desk:
             frames += self._sent(self.broker.handle_timer(self.now))
         self.now = end
         return frames
+
+    def undelivered(self, number: int = -1) -> list[list[bytes]]:
+        """The one of ``dispatches`` with this number could not be sent."""
+        output = self.dispatches[number]
+        return self._sent(self.broker.undelivered(output.frames[0], output.item, self.now))
 
     def away(self, seconds: float) -> list[list[bytes]]:
         """The process stands still for so long; what it sends before it reads anything."""

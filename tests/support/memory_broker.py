@@ -149,7 +149,7 @@ class MemoryBroker:
                 if socket is not None:
                     socket.arrive(frames)
                 elif isinstance(output, Dispatch):
-                    pending.extend(self.node.undelivered(routing_id, self._now))
+                    pending.extend(self.node.undelivered(output, self._now))
                 else:
                     pending.extend(self.node.unreachable(routing_id, self._now, is_gone=True))
 

@@ -55,7 +55,7 @@ class PlainFront:
     def unsent(self, output: FrontSend, is_gone: bool, now: float) -> list[Output]:
         peer = peer_id(self.name, output.door, output.frames[0])
         if output.frames[1] == Verb.REQUEST.name.encode():
-            return self.inlet.worker_unreached(peer, now)
+            return self.inlet.worker_unreached(peer, output.frames[2], now)
         return self.inlet.peer_unreached(peer, now, is_gone=is_gone)
 
     def connected(self, door: str, count: int, now: float) -> list[Output]:

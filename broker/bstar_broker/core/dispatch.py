@@ -43,13 +43,12 @@ class Dispatcher:
         request.dispatched_at = now
         request.worker = worker.routing_id
         if worker.names_requests:
-            identity = request.identity or ledger.identify(request)
-            worker.in_flight[identity] = request
+            name = identity = request.identity or ledger.identify(request)
             ttl_ms = max(1, int((request.deadline - now) * 1000)) if request.deadline else 0
         else:
-            identity = b""
-            worker.in_flight[request.sender] = request
+            name, identity = request.sender, b""
             ttl_ms = 0
+        worker.in_flight[name] = request
         if (throttle := request.service.throttle) is not None:
             throttle.spend(1, now)
             worker.service.count(worker, worker.weight(ledger.epoch))
@@ -57,7 +56,6 @@ class Dispatcher:
             worker.given_at = now
             worker.expires_at = now + worker.lease.busy_s
         worker.sent_at = now
-        worker.last_bundle = None
         if len(worker.in_flight) + worker.bundled < worker.credit and not worker.crowd_max:
             request.service.idle[worker] = None
         frames = worker.codec.request(
@@ -71,7 +69,7 @@ class Dispatcher:
         )
         if request.extensions and worker.codec is native_broker.CODEC:
             frames[1] += age_extension(request.extensions, int((now - request.accepted_at) * 1000))
-        return Dispatch(frames)
+        return Dispatch(frames, name)
 
     def dispatch_queued(
         self, service: ServiceRecord, now: float, outputs: list[Output], worker: WorkerRecord | None = None
@@ -276,7 +274,6 @@ class Dispatcher:
         part.dispatched_at = now
         worker.bundles[part] = None
         worker.bundled += count
-        worker.last_bundle = part
         worker.sent_at = now
         if (throttle := part.service.throttle) is not None:
             throttle.spend(count, now)
@@ -290,5 +287,6 @@ class Dispatcher:
                 int((now - part.accepted_at) * 1000),
                 self._ledger.epoch,
                 part.is_repeated,
-            )
+            ),
+            part,
         )

@@ -41,8 +41,8 @@ class Inlet(Protocol):
         For what a front then says in its own name (``OWN``).
         """
 
-    def worker_unreached(self, peer: bytes, now: float) -> list[Output]:
-        """The last REQUEST to this worker could not be sent: it never got it, and is gone."""
+    def worker_unreached(self, peer: bytes, identity: bytes, now: float) -> list[Output]:
+        """This REQUEST to this worker could not be sent: it never got it, and is gone."""
 
     def peer_unreached(self, peer: bytes, now: float, *, is_gone: bool) -> list[Output]:
         """Something else could not be sent to this peer: no connection (``is_gone``), or a full one."""

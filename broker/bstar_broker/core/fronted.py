@@ -59,9 +59,9 @@ class FrontedNode(Node):
         outputs += ledger.note(denial.reason, denial.text)
         return [*outputs, HangUp(denial.ends)] if denial.ends else outputs
 
-    def worker_unreached(self, peer: bytes, now: float) -> list[Output]:
+    def worker_unreached(self, peer: bytes, identity: bytes, now: float) -> list[Output]:
         """See ``Inlet``."""
-        return self.broker.undelivered(peer, now)
+        return self.broker.undelivered(peer, identity, now)
 
     def peer_unreached(self, peer: bytes, now: float, *, is_gone: bool) -> list[Output]:
         """See ``Inlet``."""

@@ -52,7 +52,7 @@ from bstar_broker.core.broker import Broker
 from bstar_broker.core.findings import Findings
 from bstar_broker.core.management import Management, Pictures, broker_state
 from bstar_broker.core.observer import Observer
-from bstar_broker.core.outputs import HangUp, Notice, OrderReceived, Output, Send, StoreInput
+from bstar_broker.core.outputs import Dispatch, HangUp, Notice, OrderReceived, Output, Send, StoreInput
 from bstar_broker.core.pair_state import pair_state
 from bstar_broker.core.parting import Parting
 from bstar_broker.core.quotas import Denial, Origin
@@ -406,9 +406,12 @@ class Node:
         """The shell could not carry out a Send to this peer: it has no connection, or a full one."""
         return self.act(lambda now: self.broker.unreachable(routing_id, now, is_gone=is_gone), now)
 
-    def undelivered(self, routing_id: bytes, now: float) -> list[Output]:
-        """The shell could not carry out a Dispatch to this worker."""
-        return self.act(lambda now: self._check_lease(now) + self.broker.undelivered(routing_id, now), now)
+    def undelivered(self, output: Dispatch, now: float) -> list[Output]:
+        """The shell could not carry out this Dispatch."""
+        routing_id, item = output.frames[0], output.item
+        return self.act(
+            lambda now: self._check_lease(now) + self.broker.undelivered(routing_id, item, now), now
+        )
 
     def hear_store(self, given: StoreInput, now: float) -> list[Output]:
         """The store's disk or its peer has something to say."""

@@ -7,6 +7,7 @@ import msgspec
 
 from bstar import star
 from bstar.wire.messages import Request
+from bstar_broker.core.records import Bundle
 
 
 class Send(msgspec.Struct, gc=False):
@@ -19,7 +20,12 @@ class Send(msgspec.Struct, gc=False):
 
 
 class Dispatch(Send, gc=False):
-    """A Send of a request to a worker. If it fails, nothing was delivered (``Node.undelivered``)."""
+    """A Send of a request to a worker. If it fails, nothing was delivered (``Node.undelivered``).
+
+    ``item`` is the bundle, or the request by its name in ``WorkerRecord.in_flight``.
+    """
+
+    item: bytes | Bundle
 
 
 class FrontSend(msgspec.Struct, gc=False):

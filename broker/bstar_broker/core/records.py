@@ -136,6 +136,11 @@ class Bundle(msgspec.Struct, eq=False):
     worker: bytes = b""
     dispatched_at: float = 0.0
 
+    @property
+    def identities(self) -> list[bytes]:
+        """Those of its requests, in order, answered ones included."""
+        return [native.identity(self.client_id, number) for number in self.numbers]
+
 
 class Lease(msgspec.Struct, frozen=True):
     """How long a worker may be silent.
@@ -200,8 +205,6 @@ class WorkerRecord:
     address: str = ""
     registered_at: float = 0.0
     description: "ServiceDescription | None" = None
-    # True if its last dispatch was a batch.
-    last_bundle: Bundle | None = None
     # Above 0 while it holds a suspect: it gets nothing more until it is empty (``dispatch``).
     crowd_max: int = 0
     # The workers that are lost with it (``Ready.group``).

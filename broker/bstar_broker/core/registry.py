@@ -25,7 +25,7 @@ from bstar_broker.core.keepalives import Keepalives
 from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.observer import LostBecause
 from bstar_broker.core.outputs import Output, Send
-from bstar_broker.core.records import Group, Lease, ServiceRecord, WorkerRecord
+from bstar_broker.core.records import Bundle, Group, Lease, ServiceRecord, WorkerRecord
 
 # The registry checks all workers at steps of a fraction of the shortest interval. So thousands of deadlines
 # cost one pass per step, not one pass each.
@@ -440,22 +440,21 @@ class WorkerRegistry:
             worker.gone_at = now
         return []
 
-    def undelivered(self, routing_id: bytes, now: float) -> list[Output]:
-        """A Dispatch found no connection: its worker is gone, and the request never reached it."""
+    def undelivered(self, routing_id: bytes, item: bytes | Bundle, now: float) -> list[Output]:
+        """A Dispatch of ``item`` found no connection, or a full one: it never reached its worker, which is
+        gone. What else the worker holds may have reached it.
+        """
         worker = self._workers.get(routing_id)
         if worker is None:
             return []
         outputs: list[Output] = []
-        count = 1
-        if worker.last_bundle in worker.bundles:
-            assert worker.last_bundle is not None
-            count = worker.last_bundle.left
-            self._bundles.unfold_given(worker, worker.last_bundle)
-            worker.last_bundle = None
-        for _ in range(min(count, len(worker.in_flight))):
-            _, request = worker.in_flight.popitem()
-            request.deliveries -= 1
-            self._endings.redeliver(request, _HOW["unreachable"], now, outputs)
+        names = [item] if isinstance(item, bytes) else item.identities
+        if isinstance(item, Bundle) and item in worker.bundles:
+            self._bundles.unfold_given(worker, item)
+        for name in reversed(names):
+            if (request := worker.in_flight.pop(name, None)) is not None:
+                request.deliveries -= 1
+                self._endings.redeliver(request, _HOW["unreachable"], now, outputs)
         outputs += self.unreachable(routing_id, True, now)
         service = worker.service
         if routing_id in self._workers:

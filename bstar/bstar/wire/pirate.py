@@ -115,6 +115,11 @@ def encode_request(to: bytes, envelope: Envelope, address: bytes, body: Frames) 
     return [to, *before, address, b"", *(body or [b""])]
 
 
+def address_of(frames: Frames) -> bytes:
+    """The address in this REQUEST to a worker, the routing id first."""
+    return frames[1] or frames[2]
+
+
 def encode_heartbeat(to: bytes, envelope: Envelope) -> Frames:
     """HEARTBEAT to a Paranoid Pirate worker, in the form of its READY."""
     return [to, HEARTBEAT_WORD if envelope == WORDED else HEARTBEAT]

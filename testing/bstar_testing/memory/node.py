@@ -257,7 +257,7 @@ class MemoryNode:
             if routing_id in self.keepalives:
                 return []  # it is not read
             if type(output) is Dispatch:
-                return self.node.undelivered(routing_id, self._world.now)
+                return self.node.undelivered(output, self._world.now)
             return self.node.unreachable(routing_id, self._world.now, is_gone=True)
         link = connection.link
         if self._faults.replies and link.owner.is_client and _is_reply(frames):

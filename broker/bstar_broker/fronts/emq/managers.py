@@ -276,7 +276,7 @@ class Managers:
             if job is not None and self._lanes.has(job.lane):
                 for lane in manager.lanes:
                     outputs += self._inlet.set_credit(lane.peer, 0, now)
-                outputs += self._lanes.claimed(self._inlet.worker_unreached(job.lane.peer, now))
+                outputs += self._lanes.claimed(self._inlet.worker_unreached(job.lane.peer, job.identity, now))
         elif not is_gone:
             return []
         outputs += self._desk.note("manager-unreachable", "a job manager's connection is gone")

@@ -164,7 +164,7 @@ class PirateFront:
         """A peer has no connection, or a full one."""
         peer = peer_id(NAME, output.door, output.frames[0])
         if output.door == WORKERS and not pirate.is_heartbeat(output.frames):
-            return self._inlet.worker_unreached(peer, now)
+            return self._inlet.worker_unreached(peer, pirate.address_of(output.frames), now)
         return self._inlet.peer_unreached(peer, now, is_gone=is_gone)
 
     def peer_gone(self, door: str, routing_id: bytes, now: float) -> list[Output]:
