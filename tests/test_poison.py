@@ -182,6 +182,31 @@ def test_a_worker_whose_fellow_is_lost_alone_with_a_suspect_gets_requests_again(
     desk.broker.receive(Disconnect(idle.routing_id, Dialect.FRONT), desk.now)
 
 
+def test_the_loss_of_a_fellow_does_not_count_at_a_later_loss() -> None:
+    desk = Desk()
+    one, other = (peer_id("emq", "workers", name) for name in (b"1", b"2"))
+    for peer, service in ((one, b"echo"), (other, b"poison")):
+        ready = Ready(
+            peer,
+            Dialect.FRONT,
+            (),
+            service,
+            credit=2,
+            heartbeat_ms=NEVER_MS,
+            expiry_ms=NEVER_MS,
+            group=b"both",
+        )
+        desk.broker.receive(ready, desk.now)
+    for number in (1, 2):
+        desk.request(b"c", number)
+    desk.request(b"c", 3, service=b"poison")
+    desk.broker.receive(Disconnect(one, Dialect.FRONT), desk.now)
+    desk.wait(1.0)
+    desk.broker.receive(Disconnect(other, Dialect.FRONT), desk.now)
+    losses = [desk.ledger.by_identity[ident(number)].losses for number in (1, 2, 3)]
+    assert losses == [0, 0, 1], "the third one was alone"
+
+
 def test_a_suspect_goes_to_an_empty_worker_and_the_others_go_on() -> None:
     mill = Mill([], workers=1, credit=2)
     mill.note(mill.desk.requests(b"c", [1, 2]))

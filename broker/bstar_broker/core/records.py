@@ -253,11 +253,15 @@ class WorkerRecord:
 
 
 class Group(msgspec.Struct, eq=False):
-    """Workers that are lost together. ``lost``: how many requests they had when the first of them was."""
+    """Workers that are lost together, which is at one moment. One of them may be lost alone.
+
+    ``lost``: how many requests they had when the first one was lost at ``lost_at``.
+    """
 
     key: bytes
     workers: list[WorkerRecord] = []
     lost: int = 0
+    lost_at: float = 0.0
 
 
 class ServiceDescription(msgspec.Struct, eq=False):

@@ -470,6 +470,8 @@ class WorkerRegistry:
         self._bundles.unfold_worker(worker)
         crowd = worker.crowd
         if (group := worker.group) is not None:
+            if now != group.lost_at:
+                group.lost_at, group.lost = now, 0
             group.lost = crowd = max(group.lost, crowd)
             group.workers.remove(worker)
             if not group.workers:
