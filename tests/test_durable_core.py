@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -196,7 +197,8 @@ def test_schedules_count_among_the_requests_of_the_store_and_their_bodies_stay_o
     held = sys.getrefcount(record)
     schedules.note(record)
     assert sys.getrefcount(record) == held
-    assert schedules.due(record.due_ms)[0].runs_ms == [record.due_ms]
+    [(fired, size_bytes)] = schedules.due(record.due_ms, 10, 10)
+    assert (fired.runs_ms, size_bytes) == ([record.due_ms], len(b"large"))
 
 
 def test_parts_that_came_while_the_node_did_not_serve_are_missed_and_the_attempt_fails() -> None:
@@ -721,6 +723,32 @@ def test_times_that_pass_while_nobody_serves(solo: SoloStore, missed: Missed, ru
     solo.skipped_ms = 3_601_000  # nobody looked for an hour
     solo.wait(0.2)
     assert len(pending(solo)) == runs
+
+
+@pytest.mark.parametrize("bounds", [StoreSettings(requests_max=3), StoreSettings(bytes_max=12)], ids=str)
+def test_a_full_store_gets_nothing_from_schedules(bounds: StoreSettings) -> None:
+    solo = SoloStore(bounds)
+    schedule(solo, Repeat(every_ms=10_000))
+    solo.wait(300.0)
+    assert len(pending(solo)) == 2
+    for record in list(solo.table.records.values()):
+        if record.id != ID:
+            solo.ask(Service.CLOSE, record.id)
+    solo.wait(0.2)
+    assert len(pending(solo)) == 6, "the times of the last minute; those before it were missed"
+
+
+def test_large_requests_for_missed_times_are_made_one_after_another(solo: SoloStore) -> None:
+    body = [bytes(1 << 20)]
+    repeat = Repeat(every_ms=60_000, missed=Missed.EACH, runs=50)
+    solo.ask(Service.SCHEDULE, durable.encode(Schedule(Submit(ID, b"work", body), repeat)))
+    solo.skipped_ms = 3_601_000
+    counts = [0]
+    while solo.status(ID).state == State.SCHEDULED:
+        solo.wait(0.1)
+        counts.append(len(pending(solo)))
+    assert counts[-1] == 50
+    assert max(after - before for before, after in pairwise(counts)) <= 4
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,15 @@ def test_years_of_missed_times_make_a_thousand_requests(repeat: Repeat) -> None:
     assert fired.next_ms > now_ms
 
 
+@pytest.mark.parametrize("repeat", [Repeat(cron="* * * * *"), Repeat(every_ms=60_000)], ids=["cron", "every"])
+def test_what_is_beyond_the_bound_of_one_command_is_due_next(repeat: Repeat) -> None:
+    each = Repeat(repeat.every_ms, repeat.cron, missed=Missed.EACH, runs=8)
+    begin = berlin("2026-01-01T00:00")
+    fired = times.fire(scheduled(each, begin), begin + 20 * MINUTE_MS, 3)
+    assert fired.runs_ms == [begin + number * MINUTE_MS for number in range(3)]
+    assert fired.next_ms == begin + 3 * MINUTE_MS
+
+
 def test_an_interval_keeps_to_its_grid() -> None:
     repeat = Repeat(every_ms=10_000)
     fired = times.fire(scheduled(repeat, 100_000), 103_000)

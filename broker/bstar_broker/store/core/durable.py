@@ -170,17 +170,17 @@ class DurableStore:
         return self.replica.trouble
 
     def _why_no_submit(self, submit: Submit) -> str:
-        settings, totals = self._settings, self._tally.totals
-        if settings.when_alone == "refuse" and self.replica.copies < 2:
+        if self._settings.when_alone == "refuse" and self.replica.copies < 2:
             return "the peer's disk cannot be reached, so the request would be on one disk only (when_alone)"
-        if self.trouble:
-            return self.trouble
-        count = totals.pending + totals.answered + totals.dead + totals.cancelled + totals.scheduled
-        if count >= settings.requests_max:
-            return f"the store holds {count} requests (store.requests_max): close what was fetched"
+        return self.trouble or self._why_full() or (self.replica.why_no_groups if submit.group else "")
+
+    def _why_full(self) -> str:
+        settings, totals = self._settings, self._tally.totals
+        if totals.count_all >= settings.requests_max:
+            return f"the store holds {totals.count_all} requests (store.requests_max): close what was fetched"
         if totals.size_bytes >= settings.bytes_max:
             return f"the store holds {totals.size_bytes} bytes (store.bytes_max): close what was fetched"
-        return self.replica.why_no_groups if submit.group else ""
+        return ""
 
     # --- disk and peer --------------------------------------------------------------------------------------
 
@@ -385,8 +385,10 @@ class DurableStore:
         outputs += self._desk.expire(now)
         now_ms = self._time_ms(now)
         outputs += self._runner.look(now_ms, now)
-        orders = self._desk.orders
-        orders += [Order(fired, 1 + len(fired.runs_ms)) for fired in self._schedules.due(self._wall_ms())]
+        if not self._why_full():
+            room = self._settings.requests_max - self._tally.totals.count_all
+            for fired, size_bytes in self._schedules.due(self._wall_ms(), room, ENTRY_BYTES_MAX):
+                self._desk.take(Order(fired, 1 + len(fired.runs_ms), size_bytes=size_bytes))
         if self._sweeps.is_due(now_ms, now) and self.replica.is_leading:
             keep_ms = round(self._settings.keep_answers_s * 1000)
             keep_dead_ms = round(self._settings.keep_dead_s * 1000)

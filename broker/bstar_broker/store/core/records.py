@@ -77,6 +77,11 @@ class Totals(msgspec.Struct):
     scheduled: int = 0
     grouped: int = 0
 
+    @property
+    def count_all(self) -> int:
+        """How many records there are, schedules included."""
+        return self.pending + self.answered + self.dead + self.cancelled + self.scheduled
+
     def count(self, record: Record, times: int) -> None:
         """Add a record (``times`` 1) or take it off (-1)."""
         name = _COUNTS[record.state]

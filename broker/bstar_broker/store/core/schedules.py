@@ -24,7 +24,8 @@ class Schedules:
     """Runs between ``begin`` and ``stop``."""
 
     def __init__(self) -> None:
-        self._records: dict[bytes, Record] = {}
+        # Without its body, and the bytes of it.
+        self._records: dict[bytes, tuple[Record, int]] = {}
         # Times and ids; an entry whose record has another time, or none, is void.
         self._heap: list[tuple[int, bytes]] = []
 
@@ -51,22 +52,29 @@ class Schedules:
             self.forget(record.id)
             return
         # A body may be large, and its place is the disk.
-        self._records[record.id] = replace(record, body=[], headers=b"")
+        self._records[record.id] = replace(record, body=[], headers=b""), record.size_bytes
         heappush(self._heap, (record.due_ms, record.id))
 
     def forget(self, request: bytes) -> None:
         """A schedule was closed."""
         self._records.pop(request, None)
 
-    def due(self, now_ms: int) -> list[Fired]:
-        """What follows from the times that have come. Each is returned once; ``note`` sets the next time."""
-        fired: list[Fired] = []
-        while self._heap and self._heap[0][0] <= now_ms:
+    def due(self, now_ms: int, room: int, bytes_max: int) -> list[tuple[Fired, int]]:
+        """What follows from the times that have come, each with the bytes of its requests. It is returned
+        once; ``note`` sets the next time.
+
+        It ends with the one that uses up the ``room``, in requests. One has ``bytes_max`` at most, or a
+        single request.
+        """
+        due: list[tuple[Fired, int]] = []
+        while room > 0 and self._heap and self._heap[0][0] <= now_ms:
             due_ms, request = heappop(self._heap)
-            record = self._records.get(request)
+            record, size_bytes = self._records.get(request, (None, 0))
             if record is not None and record.due_ms == due_ms:
-                fired.append(fire(record, now_ms))
-        return fired
+                fired = fire(record, now_ms, max(1, bytes_max // max(1, size_bytes)))
+                room -= len(fired.runs_ms)
+                due.append((fired, size_bytes * len(fired.runs_ms)))
+        return due
 
 
 def _page_after(seq: int) -> Search:

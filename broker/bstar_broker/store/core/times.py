@@ -41,8 +41,10 @@ def first(repeat: Repeat, from_ms: int, *, is_delayed: bool) -> int:
     return next(_times(repeat, from_ms), 0)
 
 
-def fire(record: Record, now_ms: int) -> Fired:
-    """What follows from the time of this schedule, which has come."""
+def fire(record: Record, now_ms: int, runs_max: int = RUNS_MAX) -> Fired:
+    """What follows from the time of this schedule, which has come: ``runs_max`` requests at most. The next
+    one is due at once then.
+    """
     repeat, due_ms = record.repeat, record.due_ms
     assert repeat is not None
     passed = [due_ms]
@@ -66,6 +68,8 @@ def fire(record: Record, now_ms: int) -> Fired:
     runs = _runs(repeat.missed, passed, now_ms)
     if repeat.runs and len(runs) >= repeat.runs:
         runs, next_ms = runs[: repeat.runs], 0
+    if len(runs) > runs_max:
+        runs, next_ms = runs[:runs_max], runs[runs_max]
     return Fired(record.id, due_ms, runs, next_ms)
 
 
