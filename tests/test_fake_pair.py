@@ -10,7 +10,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -31,6 +31,11 @@ from bstar_client import (
 from bstar_testing import FakePair, HarnessError, Pair, fake
 from bstar_testing.memory import world
 from support.waiting import LIMIT_S
+
+if TYPE_CHECKING:
+    import bstar_client as unseen_client
+
+    Unseen = bytes
 
 
 def echo(request: Request) -> bytes:
@@ -688,6 +693,21 @@ def test_a_thread_that_waits_for_a_future_ends_with_the_pair() -> None:
             for _ in range(3):
                 client.begin("nobody", b"", timeout=3600).add_done_callback(lambda _: None)
             client.submit("nobody", b"")
+
+
+def test_an_app_need_not_import_what_only_its_type_checker_reads() -> None:
+    app = App(["tcp://127.0.0.1:1"])
+
+    @app.resource
+    def shelf() -> Iterator[Shelf]:
+        yield Shelf()
+
+    @app.service("stock")
+    def stock(request: unseen_client.Request, shelf: Shelf) -> Unseen:
+        return ",".join(shelf.log).encode()
+
+    with fake(app) as client:
+        assert client.request("stock", b"").body == b"open"
 
 
 def test_an_async_function_of_an_app_may_be_typed() -> None:

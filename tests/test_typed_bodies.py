@@ -141,7 +141,7 @@ def test_a_typeddict_is_a_body() -> None:
 def test_an_annotation_may_name_in_it_what_is_defined_later() -> None:
     assert result_of(annotated(list["Price"], list["Price"]), b'[{"cents":1}]') == b'[{"cents":1}]'
     assert result_of(annotated(Optional["Price"], Optional["Price"]), b"null") == b"null"
-    with pytest.raises(TypeError, match="define it in the module of the handler"):
+    with pytest.raises(TypeError, match="define it in the module of annotated"):
         bind(annotated(list["Nowhere"], bytes))  # type: ignore[name-defined]  # noqa: F821 - on purpose
 
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -407,6 +408,35 @@ def test_run_restores_the_signal_handlers(broker: ScriptedBroker) -> None:
     worker.run()
     stopper.join(WAIT_S)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_run_ends_where_a_program_has_set_its_signal_handlers_in_c(
+    broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_handler, numbers = signal.signal, (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def hide_previous(number: int, handler: Any) -> None:
+        """Python knows no handler that was set in C: ``signal.signal`` returns None."""
+        set_handler(number, handler)
+
+    worker = Worker(broker.endpoint, "echo", echo)
+
+    def stop() -> None:
+        worker_of(broker)
+        worker.stop()
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(signal, "signal", hide_previous)
+            worker.run()
+        assert [signal.getsignal(number) for number in numbers] == [signal.SIG_DFL] * 2
+    finally:
+        stopper.join(WAIT_S)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 THREADS = """

@@ -21,13 +21,12 @@ or a worker's error; then the workers drain, ``shutdown`` functions and resource
 import asyncio
 import functools
 import inspect
-import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from types import FrameType
-from typing import Any, Protocol, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin
 
 import msgspec
 import zmq
@@ -35,6 +34,7 @@ import zmq
 from bstar.errors import ClosedError, ConfigurationError, LocalProtocolError
 from bstar.fleet import Fleet, Pair
 from bstar.net.io_threads import new_context
+from bstar.net.stop_signals import on_stop_signals
 from bstar.security import Security
 from bstar_client.aio.worker import AsyncWorker
 from bstar_client.arguments.bodies import to_name
@@ -48,7 +48,7 @@ from bstar_client.workers.describe import KINDS, first_line
 from bstar_client.workers.failures import text_of
 from bstar_client.workers.handlers import Request, WorkerHooks
 from bstar_client.workers.replies import ReplyStore
-from bstar_client.workers.typed import bind
+from bstar_client.workers.typed import bind, resolved
 
 # How long after a stop the workers are asked once more.
 _AGAIN_S = 0.2
@@ -245,21 +245,14 @@ class Life:
 
     def run(self) -> None:
         """All of it."""
-        previous: dict[signal.Signals, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                previous[number] = signal.signal(number, self._on_signal)
         try:
-            with ExitStack() as stack:
+            with on_stop_signals(self._on_signal), ExitStack() as stack:
                 try:
                     self._begin(stack)
                 except BaseException as error:  # noqa: BLE001 - raised below: resources end as ever
                     self._errors.append(error)
         except BaseException as error:  # noqa: BLE001 - raised below, unless it follows from the first
             self._errors.append(error)
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
         if self._errors:
             first, *others = self._errors
             for other in others:
@@ -328,10 +321,9 @@ class Life:
     def _taken(self, function: Callable[..., Any], *, is_async: bool, first: int = 0) -> dict[str, Any]:
         """The resources that the function's parameters take, by name, from parameter ``first`` on."""
         parameters = list(inspect.signature(function).parameters.values())[first:]
-        hints = _hints_of(function) if parameters else {}
         taken = {}
         for place, parameter in enumerate(parameters):
-            name, kind = parameter.name, hints.get(parameter.name)
+            name, kind = parameter.name, _kind_of(parameter.annotation, function)
             if not isinstance(kind, type) or kind not in self._values:
                 if not (first and place == 0 and kind is Request):
                     self._check_parameter(function, parameter, kind)
@@ -510,21 +502,22 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
 
-def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The types of its parameters and its result."""
+def _kind_of(annotation: Any, function: Callable[..., Any]) -> Any:
+    """The type that the annotation of a parameter or of the result names; None without one."""
+    if annotation is inspect.Parameter.empty:
+        return None
     try:
-        return get_type_hints(function)
-    except Exception as error:  # an annotation is code of the author's
-        raise ConfigurationError(
-            f"an annotation of {name_of_handler(function)} cannot be read: {error}; define it in its module"
-        ) from error
+        kind = resolved(annotation, function)
+    except TypeError as error:
+        raise ConfigurationError(str(error)) from error
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 def _yielded(function: Callable[..., Any]) -> type:
     """The type of what a generator function yields, by the annotation of its result."""
     if not (inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)):
         raise ConfigurationError(f"{function.__qualname__}: a resource is a function that yields one value")
-    arguments = get_args(_hints_of(function).get("return"))
+    arguments = get_args(_kind_of(inspect.signature(function).return_annotation, function))
     if not arguments or not isinstance(arguments[0], type):
         raise ConfigurationError(
             f"{function.__qualname__}: annotate what it yields, for example -> Iterator[Database]"

@@ -20,12 +20,12 @@ import socket as stdlib_socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import zmq
 
@@ -33,6 +33,7 @@ from bstar.base.closing import Closing
 from bstar.errors import ClosedError
 from bstar.net.agenda import Agenda, Lag, TimeHandler, Timer
 from bstar.net.sockets import is_readable, receive, receive_routed
+from bstar.net.stop_signals import on_stop_signals
 
 T = TypeVar("T")
 
@@ -175,38 +176,30 @@ class _ThreadCalls:
                 future.set_exception(ClosedError("the reactor was closed before it came to this call"))
 
 
-class _StopSignals:
-    """A context for the main thread: SIGTERM and SIGINT call ``stop``, the second one ``end`` first. On exit
-    it restores the handlers. ``waker_fd`` gets a byte for each signal.
+@contextmanager
+def _stop_signals(stop: Callable[[], None], end: Callable[[], None], waker_fd: int) -> Iterator[None]:
+    """In the main thread, SIGTERM and SIGINT call ``stop``, the second one ``end`` first. ``waker_fd`` gets a
+    byte for each signal.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    count = 0
 
-    def __init__(self, stop: Callable[[], None], end: Callable[[], None], waker_fd: int) -> None:
-        self._stop = stop
-        self._end = end
-        self._waker_fd = waker_fd
-        self._count = 0
-        self._before: dict[signal.Signals, Any] = {}  # Any: what signal.signal returns
-        self._wakeup_before = -1
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal count
+        count += 1
+        if count > 1:
+            end()
+        stop()
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._count += 1
-        if self._count > 1:
-            self._end()
-        self._stop()
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            # The wake-up descriptor ends a poll that began just after the signal.
-            self._wakeup_before = signal.set_wakeup_fd(self._waker_fd, warn_on_full_buffer=False)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._on_signal)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._before:
-            for number, handler in self._before.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(self._wakeup_before)
+    # The wake-up descriptor ends a poll that began just after the signal.
+    before = signal.set_wakeup_fd(waker_fd, warn_on_full_buffer=False)
+    try:
+        with on_stop_signals(on_signal):
+            yield
+    finally:
+        signal.set_wakeup_fd(before)
 
 
 class _Stop:
@@ -384,7 +377,7 @@ class Reactor(Closing):
         """Turn until stopped. In the main thread SIGTERM and SIGINT are requests to stop while it runs."""
         self._seen_at = self._clock()
         self._sources.is_stirred = True
-        with _StopSignals(self.stop, self.end, self._calls.waker):
+        with _stop_signals(self.stop, self.end, self._calls.waker):
             while not self._stop.is_over:
                 self._turn()
 

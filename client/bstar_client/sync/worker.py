@@ -7,13 +7,13 @@ process of its own.
 
 import logging
 import os
-import signal
 import threading
 from types import FrameType
 from typing import Self, TypeVar
 
 from bstar.base.printable import printable
 from bstar.errors import BstarError
+from bstar.net.stop_signals import on_stop_signals
 from bstar_client.arguments.checks import check_handler
 from bstar_client.links.unclosed import guard
 from bstar_client.sync.worker_loop import WorkerLoop
@@ -117,15 +117,10 @@ class Worker(BaseWorker[Handler]):
         Raises WorkerError if too many handlers are stuck, ClosedError if the worker has run before.
         """
         self._begin()
-        previous: dict[signal.Signals, object] = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                previous[number] = signal.signal(number, self._on_signal)
         try:
-            self._loop.serve()
+            with on_stop_signals(self._on_signal):
+                self._loop.serve()
         finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal returned
             self._close_probes()
 
     def start(self) -> Self:

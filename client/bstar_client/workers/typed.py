@@ -70,14 +70,14 @@ def bind(handler: Callable[..., Any]) -> Callable[[Request], Any]:
     """The handler as a function of a Request. TypeError if its annotations say what cannot be done."""
     parameters = _parameters_of(handler)
     has_request = (
-        len(parameters) > 1 and _resolved(parameters[1].annotation, handler, may_fail=True) is Request
+        len(parameters) > 1 and resolved(parameters[1].annotation, handler, may_fail=True) is Request
     )
     check_arguments(handler, *(None, None)[: 1 + has_request])
     if not parameters:
         return handler
-    body = _resolved(parameters[0].annotation, handler)
+    body = resolved(parameters[0].annotation, handler)
     read = _reader(body, handler)
-    answer = _resolved(inspect.signature(handler).return_annotation, handler, may_fail=read is None)
+    answer = resolved(inspect.signature(handler).return_annotation, handler, may_fail=read is None)
     part, reply = _replies(answer, handler)
     write = _writer(part, reply, handler)
     if read is None and write is None and not has_request:
@@ -111,7 +111,7 @@ def _parameters_of(handler: Callable[..., object]) -> list[inspect.Parameter]:
     return [each for each in signature.parameters.values() if each.kind in placed]
 
 
-def _resolved(annotation: Any, handler: Callable[..., object], *, may_fail: bool = False) -> Any:
+def resolved(annotation: Any, handler: Callable[..., object], *, may_fail: bool = False) -> Any:
     """The annotation, also if it is a text or has one in it. TypeError if it cannot be read.
 
     ``may_fail``: nothing, if a name in it is not known.
@@ -131,8 +131,8 @@ def _resolved(annotation: Any, handler: Callable[..., object], *, may_fail: bool
             return _NOTHING
         name = name_of_handler(handler)
         raise TypeError(
-            f"the annotation {annotation!r} of the handler {name} cannot be read: {error}; define it in the "
-            "module of the handler"
+            f"the annotation {annotation!r} of {name} cannot be read: {error}; define it in the module of "
+            f"{name}"
         ) from error
 
 
