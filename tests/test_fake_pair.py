@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import threading
 import time
@@ -26,6 +27,7 @@ from bstar_client import (
     LocalProtocolError,
     OutcomeUnknownError,
     Progress,
+    ReplyMemory,
     Request,
 )
 from bstar_testing import FakePair, HarnessError, Pair, fake
@@ -91,6 +93,30 @@ def test_what_is_due_has_happened_when_that_time_has_passed() -> None:
         assert not done
         made.pass_time(0.1)
         assert done == [b"x"]
+
+
+def test_kept_replies_expire_in_the_pairs_time() -> None:
+    app, store, runs = App(["tcp://127.0.0.1:1"]), ReplyMemory(keep_s=600), list[bytes]()
+
+    @app.service("pay", dedupe=store)
+    def pay(request: Request) -> bytes:
+        runs.append(request.body)
+        return b"paid %d" % len(runs)
+
+    made = fake(app)
+    with made as client:
+        assert client.request("pay", b"x", key="7").body == b"paid 1"
+        made.pass_time(599)
+        assert client.request("pay", b"x", key="7").body == b"paid 1"
+        made.pass_time(2)
+        assert client.request("pay", b"x", key="7").body == b"paid 2"
+    assert store.clock is time.monotonic
+
+
+def test_a_pair_that_works_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with fake({"echo": echo}) as client:
+        assert client.result(client.submit("echo", b"x")).body == b"x"
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
 
 
 def test_a_call_that_waits_for_ever_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ class ReplyMemory:
         self._keep_s = keep_s
         self._count_max = count_max
         self._bytes_max = bytes_max
-        self._clock = clock
+        self.clock = clock
         self._changed = threading.Condition()
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
         self._running: dict[bytes, bytes] = {}
@@ -118,7 +118,7 @@ class ReplyMemory:
                     return None
                 if running != digest:
                     raise other_body()
-                remaining_s = None if deadline is None else deadline - self._clock()
+                remaining_s = None if deadline is None else deadline - self.clock()
                 if remaining_s is not None and remaining_s <= 0:
                     raise still_running()
                 self._waiting += 1
@@ -133,7 +133,7 @@ class ReplyMemory:
         with self._changed:
             digest = self._running.pop(identity)
             if size <= self._bytes_max:
-                self._kept[identity] = _Kept(digest, list(reply), size, self._clock() + self._keep_s)
+                self._kept[identity] = _Kept(digest, list(reply), size, self.clock() + self._keep_s)
                 self.bytes += size
                 while len(self._kept) > self._count_max or self.bytes > self._bytes_max:
                     self._forget_oldest()
@@ -149,7 +149,7 @@ class ReplyMemory:
                 self._changed.notify_all()
 
     def _forget_old(self) -> None:
-        now = self._clock()
+        now = self.clock()
         while self._kept and next(iter(self._kept.values())).expires_at <= now:
             self._forget_oldest()
 

@@ -30,6 +30,7 @@ from bstar_broker.core.broker import Broker
 from bstar_broker.core.outputs import StoreInput
 from bstar_broker.store.core.durable import DurableStore
 from bstar_broker.store.core.events import PeerLost, PeerSaid, ToPeer
+from bstar_broker.store.core.leader import NEW_STORE
 from bstar_broker.store.core.replica import Replica, ReplicaSettings
 from bstar_broker.store.core.settings import StoreSettings
 from bstar_testing.memory.clock import VirtualClock
@@ -241,6 +242,8 @@ class MemoryNode:
             elif isinstance(output, PersistEpoch):
                 self._epoch = output.epoch
             elif isinstance(output, Notice):
+                if output is NEW_STORE:
+                    continue  # each pair begins with one
                 _log.warning("%s", output.text)
             else:
                 assert isinstance(output, Report), f"the {self.role} cannot go on: {output}"

@@ -2,13 +2,14 @@
 
 import asyncio
 import inspect
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 from bstar.errors import ConfigurationError
-from bstar_client import AsyncHAClient, HAClient
+from bstar_client import AsyncHAClient, HAClient, ReplyMemory
 from bstar_client.app import App, Life, ThreadLoop
 from bstar_client.arguments.checks import is_any, to_seconds
 from bstar_testing.memory.client import AsyncMemoryClient, MemoryClient, MemoryNet
@@ -151,6 +152,10 @@ class FakePair:
     def _make_worker(
         self, service: str, handler: Callable[..., Any], *, is_async: bool, **options: Any
     ) -> None:
+        store = options.get("dedupe")
+        if isinstance(store, ReplyMemory) and store.clock is time.monotonic:
+            store.clock = self._world.clock.now
+            self._resources.callback(setattr, store, "clock", time.monotonic)
         if is_async:
             self._async_workers.append(AsyncMemoryWorker(self._worker_net, service, handler, **options))
             return

@@ -25,6 +25,8 @@ from bstar_broker.store.core.peer import EPOCHS_MAX, NOTHING, Ack, Entries, Hell
 from bstar_broker.store.core.records import Record
 from bstar_broker.store.core.site import Site
 
+# Of the first epoch of a pair, or after the loss of both disks.
+NEW_STORE: Final = Notice("a new store begins, and it is empty: neither node has one")
 # Applied entries that stay in the log although every copy has them, and how many go at once.
 _KEPT: Final = 1_000
 # After it failed to join, the peer gets so many of its timeouts to catch up before its next attempt, since
@@ -132,7 +134,7 @@ class Leader:
         self.copies.lead(at.number, now, is_heard=site.peer.is_heard)
         hello = site.peer.hello
         is_met = site.peer.is_fresh and hello is not None
-        notices = [Notice("a new store begins, and it is empty: neither node has one")] if is_new else []
+        notices = [NEW_STORE] if is_new else []
         return [*notices, write, site.say_hello(asks=not is_met), *self.advance(now)]
 
     @property
