@@ -144,6 +144,7 @@ def test_spark_connect_comes_to_the_same_tables(
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert "Failed to set" not in done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["session"].startswith("pyspark.sql.connect.")
     left_out = {*scenes.PAIRS} - ON_SPARK

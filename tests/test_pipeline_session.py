@@ -83,6 +83,8 @@ def test_a_connect_server_that_is_started_here_is_as_quiet_as_a_driver_and_anoth
     remote: str | None, is_here: bool
 ) -> None:
     assert session.starts_driver(remote) is is_here
+    static = "spark.python.sql.dataFrameDebugging.enabled"
+    assert (static in session._defaults(None, remote, False)) is is_here
     assert ("spark.log.level" in console._settings(None, remote)) is is_here
 
 

@@ -50,11 +50,14 @@ _SETTINGS = {
     # With a column for each field of each kind, deducing what filters imply takes the optimizer longer than
     # it takes to read a small journal.
     "spark.sql.constraintPropagation.enabled": "false",
-    # Else each operation on a column asks the JVM five times more, to note which line of Python it stands in.
-    "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 # What a driver that is started here needs besides; a Connect server elsewhere has its own.
-_DRIVER_SETTINGS = {"spark.ui.showConsoleProgress": "false"}
+_DRIVER_SETTINGS = {
+    "spark.ui.showConsoleProgress": "false",
+    # Else each operation on a column asks the JVM five times more, to note which line of Python it stands in.
+    # No session can change it.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+}
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # Spark has 200, for clusters: with a few cores most of the time would go into starting tasks. A larger share
@@ -135,7 +138,7 @@ def open_session(
     with warnings.catch_warnings():
         if remote is not None and starts_driver(remote):
             # What the server started with is set once more on the session, and refused: it has it already.
-            warnings.filterwarnings("ignore", r"Failed to set .*CANNOT_MODIFY_CONFIG")
+            warnings.filterwarnings("ignore", r"Failed to set .*CANNOT_MODIFY_(STATIC_)?CONFIG")
         session: SparkSession = builder.getOrCreate()
     if remote is None:
         conf = session.sparkContext.getConf()
