@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -569,10 +570,11 @@ def test_a_worker_says_that_it_serves_when_a_node_has_registered_it(node: Broker
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
-            first, warning = (json.loads(process.stderr.readline()) for _ in range(2))
+            first, pages, warning = (json.loads(process.stderr.readline()) for _ in range(3))
         finally:
             process.kill()
     assert (first["event"], first["http"]) == ("connecting", "127.0.0.1:0")
+    assert re.fullmatch("health and metrics of the worker: http://127.0.0.1:[1-9][0-9]*", pages["event"])
     said = (
         f'the worker of service "echo" is not registered at {wrong}: connection refused: no process listens'
     )

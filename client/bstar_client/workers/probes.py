@@ -8,12 +8,15 @@ A loop that hangs shows as 503. Code that holds the interpreter's lock stops the
 gets no answer at all, which is the same to its asker.
 """
 
+import logging
 from collections.abc import Callable
 from http import HTTPStatus
 
 from bstar.net.http_endpoint import ANSWER_S_MAX, HttpEndpoint, HttpPlace, metrics_page, process_registry
 from bstar.net.http_server import Page, said
 from bstar_client.core.figures import WorkerFigures
+
+_log = logging.getLogger("bstar_client")
 
 Exposition = Callable[[str], Page]
 """Makes the page of metrics from the value of the header Accept."""
@@ -33,6 +36,7 @@ class WorkerProbes(HttpEndpoint):
         self._answers = answers
         pages = {"/healthz": self._health, "/readyz": self._readiness, "/metrics": exposition}
         super().__init__(place.bind, pages, loop="the worker's loop")
+        _log.info("health and metrics of the worker: %s", self.url)
 
     def _living(self) -> WorkerFigures:
         if not self._answers(ANSWER_S_MAX):
