@@ -208,6 +208,16 @@ def test_map_yields_replies_in_order_and_failures_in_their_place(stage: Stage) -
             list(stage.client.map("price", [b"apple", b"brick"]))
 
 
+@pytest.mark.parametrize("kind", [Fake, AsyncFake])
+def test_map_yields_a_body_that_cannot_be_sent_before_a_reply_arrives(kind: type[Stage]) -> None:
+    stage, runs = kind(), Runs()
+    with stage.enter({"work": runs}):
+        outcomes = stage.client.map("work", [Ask(b"late", timeout=0.0), b"x"], errors="return")
+        assert isinstance(next(outcomes).error, CallTimeoutError)
+        assert not runs.requests
+        assert [each.body for each in outcomes] == [b"done"]
+
+
 def test_a_stream_has_the_parts_of_its_handler_and_what_it_returns(stage: Stage) -> None:
     def three(request: Request) -> Generator[bytes, None, bytes]:
         for number in range(3):

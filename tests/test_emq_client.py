@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket as stdlib_socket
 import subprocess
 import sys
@@ -155,6 +156,16 @@ def test_without_a_router_nothing_was_sent() -> None:
     assert not caught.value.may_have_executed
     with pytest.raises(ClosedError):
         client.send("default", JOB)
+
+
+def test_a_timeout_that_is_no_number_of_seconds_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="timeout_s is a number of seconds, 0 or more, not nan"):
+        EmqClient(["tcp://127.0.0.1:9"], timeout_s=math.nan)
+    with (
+        EmqClient(["tcp://127.0.0.1:9"]) as client,
+        pytest.raises(ValueError, match="timeout_s is a number of seconds, not nan"),
+    ):
+        client.send("default", JOB, timeout_s=math.nan)
 
 
 def test_wrong_arguments_are_told_before_anything_is_sent() -> None:

@@ -125,14 +125,16 @@ class AsyncCaller(ClientBase):
                 window.is_exhausted = source.is_exhausted
                 if window.is_over:
                     return
-                if in_flight or not window.has_outcomes:
+                # At once if a body could not be sent.
+                if not (ready := window.ready()):
                     await feed.wait()
-                count = len(in_flight)
-                try:
-                    window.take(feed.take())
-                finally:
-                    loop.free(count - len(in_flight))
-                for outcome in window.ready():
+                    count = len(in_flight)
+                    try:
+                        window.take(feed.take())
+                    finally:
+                        loop.free(count - len(in_flight))
+                    ready = window.ready()
+                for outcome in ready:
                     yield outcome
         except NoActiveNodeError as error:
             await self._explain(error)

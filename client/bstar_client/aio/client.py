@@ -224,6 +224,8 @@ class AsyncHAClient(AsyncCaller, DurableCalls):
     ) -> AsyncGenerator[Any, None]:  # Any: the overloads tell it
         """Send a request and yield its PARTIALs as they come, then the FINAL (``is_final``).
 
+        It is sent at the call; with asyncio, at the first iteration.
+
         A stream that breaks after its first PARTIAL is not sent again: it ends with StreamInterruptedError.
         If the caller leaves the loop early, the request is cancelled, also at its worker. ``body``,
         ``codec``, ``timeout``, ``idempotent``, ``urgent``, ``headers`` and ``on_progress`` are those of

@@ -66,11 +66,6 @@ class Window:
         return 0 if self.is_exhausted or used > limit - limit // 4 else max(0, limit - used)
 
     @property
-    def has_outcomes(self) -> bool:
-        """True if an outcome waits to be yielded."""
-        return bool(self._outcomes)
-
-    @property
     def is_over(self) -> bool:
         """True if every body's outcome was yielded."""
         return self.is_exhausted and self._begun == self._given

@@ -1,6 +1,7 @@
 """The EventMQ client: DEALER sockets in a thread of its own around the pure ``EmqCalls``."""
 
 import json
+import math
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from bstar.security import Security
 from bstar.wire import emq
 from bstar.wire.emq import Wire, queue_trouble
 from bstar.wire.emq_jobs import NO_HEADERS, Headers, Job, decode_result, encode_job
+from bstar_client.arguments.checks import to_seconds
 from bstar_client.core.emq.calls import CallOutput, CallSettings, EmqCalls, Failed, Pending, Result, Sent
 from bstar_client.emq.link import RouterLink
 from bstar_client.emq.sockets import checked_endpoints, checked_wire, new_id
@@ -55,7 +57,7 @@ class EmqClient(Closing):
         settings = msgspec.structs.replace(
             timing or CallSettings(()), routers=checked_endpoints(routers), wire=self._wire
         )
-        self._timeout_s = timeout_s
+        self._timeout_s = to_seconds(timeout_s, "timeout_s", may_be_zero=True, may_be_endless=True)
         self._reactor = Reactor(stop_timeout_s=_FAREWELL_S)
         self._calls = EmqCalls(settings, new_id)
         self._futures: dict[bytes, Future[bytes]] = {}
@@ -208,6 +210,8 @@ class EmqClient(Closing):
             raise ForkedError("this client was made before fork(): make a new EmqClient in the child process")
         future: Future[bytes] = Future()
         limit_s = self._timeout_s if timeout_s is None else timeout_s
+        if math.isnan(limit_s):
+            raise ValueError("timeout_s is a number of seconds, not nan")
         frames = emq.encode(message, wire=self._wire)
 
         def begin() -> None:

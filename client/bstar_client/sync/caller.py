@@ -117,11 +117,14 @@ class Caller(ClientBase):
                     self._loop.nudge()
                 if window.is_over:
                     return
-                while in_flight:
-                    window.take(self._loop.wait(next(iter(in_flight.values())), sink))
-                    if sink.empty():
-                        break
-                yield from window.ready()
+                # At once if a body could not be sent.
+                if not (ready := window.ready()):
+                    while in_flight:
+                        window.take(self._loop.wait(next(iter(in_flight.values())), sink))
+                        if sink.empty():
+                            break
+                    ready = window.ready()
+                yield from ready
         except NoActiveNodeError as error:
             self._explain(error)
             raise
