@@ -302,7 +302,8 @@ NODE: Final[tuple[Entry[NodeState], ...]] = (
               "bstar resume ends that"),
     Entry("store-lags", WARNING, "BstarStoreLags", _store_lags, "look at the other node's disk and link"),
     Entry("store-nearly-full", WARNING, "BstarStoreNearlyFull", _nearly_full,
-              "make room, or raise store.bytes_max or store.requests_max"),
+              "make room on the disk if it is short; else close what was fetched, or raise store.bytes_max "
+              "or store.requests_max"),
     Entry("store-sync-slow", WARNING, "BstarStoreSyncSlow", _sync_slow,
               "find what else writes to that disk", after_s=300.0),
     Entry("durable-waits", WARNING, "BstarDurableRequestsWait", _durable_waits,
