@@ -15,6 +15,7 @@ from bstar.wire.batches import final_rows, request_rows
 from bstar.wire.dialect import Dialect
 from bstar.wire.front import peer_id
 from bstar.wire.messages import NEVER_MS, Disconnect, ErrorCode, Ready
+from bstar_broker.core.records import Accepted
 from support.desk import Desk, heard, ident
 from support.emq import EmqStage, job, requests
 
@@ -304,3 +305,19 @@ def test_a_job_that_ends_its_manager_ends_and_the_others_are_done() -> None:
         stage.says("workers", name, emq.Goodbye(b"k"))
     assert done == {b"q%d" % number for number in range(8)} - {b"q3"}
     assert stage.node.broker.ledger.services[b"default"].tally.poisoned == 1
+
+
+def test_a_job_that_waited_for_a_slot_of_a_lost_manager_is_not_charged() -> None:
+    stage = EmqStage()
+    queues = [(10, "a"), (10, "b")]
+    stage.manager(b"m1", *queues, slots=2)
+    for queue in "ab":
+        stage.asks(queue.encode(), "reply-requested", queue=queue)
+    stage.manager(b"m2", *queues, slots=1)
+    given = requests(stage.says("workers", b"m1", emq.Goodbye(b"k")))
+    assert len(given) == 1, "the other one waits for its second slot"
+    stage.says("workers", b"m2", emq.Goodbye(b"k"))
+    services = stage.node.broker.ledger.services
+    heads = [services[queue].queue.head() for queue in (b"a", b"b")]
+    charges = {(head.deliveries, head.losses, head.crowd_max) for head in heads if isinstance(head, Accepted)}
+    assert charges == {(1, 0, 0), (2, 1, 1)}, "the one that began was alone"

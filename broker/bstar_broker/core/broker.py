@@ -72,6 +72,7 @@ class Broker:
         replies = Replies(ledger, bundles, registry)
         self.receive_singly = admission.receive_singly
         self.undelivered = registry.undelivered
+        self.take_back = registry.take_back
         self.stalled = registry.stalled
         self.withdraw = endings.withdraw
         self.leave = endings.leave

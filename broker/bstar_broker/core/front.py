@@ -44,6 +44,9 @@ class Inlet(Protocol):
     def worker_unreached(self, peer: bytes, identity: bytes, now: float) -> list[Output]:
         """This REQUEST to this worker could not be sent: it never got it, and is gone."""
 
+    def take_back(self, peer: bytes, identity: bytes, now: float) -> list[Output]:
+        """The front has not passed this REQUEST on to this worker, which is about to leave."""
+
     def peer_unreached(self, peer: bytes, now: float, *, is_gone: bool) -> list[Output]:
         """Something else could not be sent to this peer: no connection (``is_gone``), or a full one."""
 

@@ -63,6 +63,11 @@ class FrontedNode(Node):
         """See ``Inlet``."""
         return self.broker.undelivered(peer, identity, now)
 
+    def take_back(self, peer: bytes, identity: bytes, now: float) -> list[Output]:
+        """See ``Inlet``."""
+        worker = self.workers.get(peer)
+        return [] if worker is None else self.broker.take_back(worker, identity, now)
+
     def peer_unreached(self, peer: bytes, now: float, *, is_gone: bool) -> list[Output]:
         """See ``Inlet``."""
         return self.broker.unreachable(peer, now, is_gone=is_gone)

@@ -452,14 +452,21 @@ class WorkerRegistry:
         if isinstance(item, Bundle) and item in worker.bundles:
             self._bundles.unfold_given(worker, item)
         for name in reversed(names):
-            if (request := worker.in_flight.pop(name, None)) is not None:
-                request.deliveries -= 1
-                self._endings.redeliver(request, _HOW["unreachable"], now, outputs)
+            outputs += self.take_back(worker, name, now)
         outputs += self.unreachable(routing_id, True, now)
         service = worker.service
         if routing_id in self._workers:
             service.count(worker, worker.weight(self._ledger.epoch))
         self._dispatch_queued(service, now, outputs)
+        return outputs
+
+    def take_back(self, worker: WorkerRecord, name: bytes, now: float) -> list[Output]:
+        """A lost worker never got this request of ``in_flight``: it waits for another one."""
+        outputs: list[Output] = []
+        request = worker.in_flight.pop(name, None)
+        if request is not None:
+            request.deliveries -= 1
+            self._endings.redeliver(request, _HOW["unreachable"], now, outputs)
         return outputs
 
     def _lose(

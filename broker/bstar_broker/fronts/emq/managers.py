@@ -8,7 +8,7 @@ A job ends without its manager's REPLY some time after its timeout. A published 
 process died, and only the manager's own loss would free its client.
 
 A manager that is silent for too long, says KBYE or cannot be reached is forgotten, and the broker redelivers
-its jobs. The published router loses them.
+its jobs. The published router loses them. A job that waited here for a slot is not charged.
 
 A node that is passive while its peer serves takes an INFORM, says KBYE and is silent then: a manager of ours
 goes to the other node at once, a published one after 15 s. While no node serves, managers are kept, because
@@ -208,6 +208,8 @@ class Managers:
         outputs: list[Output] = []
         for lane in lanes:
             outputs += self._inlet.set_credit(lane.peer, 0, now)
+        for order in reversed(manager.held):
+            outputs += self._inlet.take_back(order.peer, order.identity, now)
         for lane in lanes:
             outputs += self.receive(Disconnect(lane.peer, Dialect.FRONT), now, manager.user_id)
         return outputs + self._lanes.share(others, now)
@@ -273,10 +275,8 @@ class Managers:
         outputs: list[Output] = []
         if output.frames[3] == b"REQUEST":
             job = manager.jobs.pop(output.frames[4], None)
-            if job is not None and self._lanes.has(job.lane):
-                for lane in manager.lanes:
-                    outputs += self._inlet.set_credit(lane.peer, 0, now)
-                outputs += self._lanes.claimed(self._inlet.worker_unreached(job.lane.peer, job.identity, now))
+            if job is not None:
+                outputs += self._inlet.take_back(job.lane.peer, job.identity, now)
         elif not is_gone:
             return []
         outputs += self._desk.note("manager-unreachable", "a job manager's connection is gone")
