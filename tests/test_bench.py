@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -178,10 +179,12 @@ def test_csv_has_a_line_per_row_and_nothing_where_nothing_is_known() -> None:
     assert (b["cpu_us"], b["rate"], b["dialect"], b["client"]) == ("", "", "mdp02", "async")
 
 
-def test_the_cpu_of_a_process_grows_with_its_work() -> None:
+def test_the_cpu_of_a_process_grows_with_its_work_also_of_a_thread_that_has_ended() -> None:
     side = Side("A", [Pair(("tcp://a:1",))], "native", "sync", ["echo"], pid=os.getpid())
     [before] = cpu_of(side).values()
-    assert sum(number * number for number in range(300_000))
+    worker = threading.Thread(target=lambda: sum(number * number for number in range(300_000)))
+    worker.start()
+    worker.join()
     [after] = cpu_of(side).values()
     assert isinstance(before, tuple)
     assert isinstance(after, tuple)

@@ -140,6 +140,7 @@ def test_reset_refuses_while_the_peer_may_run(file: EpochFile, capsys: pytest.Ca
     assert file.read() == 0
 
 
+@pytest.mark.loopback
 def test_reset_refuses_while_the_peer_runs_at_an_abstract_name(file: EpochFile) -> None:
     name = f"@bstar-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as server:

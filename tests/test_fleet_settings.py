@@ -137,7 +137,7 @@ def test_an_app_reads_the_variables_when_it_runs(monkeypatch: pytest.MonkeyPatch
         return request.body
 
     monkeypatch.setenv("BSTAR_ENDPOINTS", "nonsense")
-    with pytest.raises(ConfigurationError, match="service 'echo': BSTAR_ENDPOINTS: "):
+    with pytest.raises(ConfigurationError, match=r"^BSTAR_ENDPOINTS: "):
         app.run()
 
 

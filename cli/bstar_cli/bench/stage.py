@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -234,11 +233,10 @@ def cpu_of(side: Side) -> dict[str, tuple[str, float] | str]:
 
 def _cpu_of_process(pid: int) -> tuple[str, float] | str:
     try:
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        spent_ns = sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
-    except (OSError, ValueError, IndexError) as error:
+        # The process's clock, as clock_getcpuclockid(3) finds it: threads that have ended are in it.
+        return f"process {pid}", time.clock_gettime((~pid << 3) | 2)
+    except (OSError, OverflowError) as error:
         return f"process {pid} cannot be looked at: {error}"
-    return f"process {pid}", spent_ns / 1e9
 
 
 def _cpu_of_active(states: Sequence[dict[str, object] | None]) -> tuple[str, float] | str:
