@@ -18,6 +18,7 @@ from bstar_client import (
     HandlerError,
     LocalProtocolError,
     NoActiveNodeError,
+    OutcomeUnknownError,
     Request,
     Worker,
 )
@@ -25,6 +26,9 @@ from bstar_testing import Pair
 from support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.loopback
+
+# The reply to "held" leaves once this is set.
+RELEASED = threading.Event()
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +43,8 @@ def client(pair: Pair) -> Iterator[HAClient]:
     def handle(request: Request) -> bytes:
         if request.body == b"bad":
             raise ValueError("bad")
+        if request.body == b"held":
+            assert RELEASED.wait(LIMIT_S)
         return request.body
 
     with Worker(pair.endpoints, "echo", handle, credit=100, threads=2), HAClient(pair.endpoints) as made:
@@ -110,7 +116,9 @@ def in_callback(client: HAClient, act: Callable[[], Any]) -> Any:
         except Exception as error:  # noqa: BLE001 - the test raises it
             ended.set_exception(error)
 
-    client.begin("echo", b"x").add_done_callback(call)
+    RELEASED.clear()
+    client.begin("echo", b"held").add_done_callback(call)
+    RELEASED.set()  # one that has ended already would be called here, outside of a turn
     return ended.result(LIMIT_S)
 
 
@@ -138,7 +146,8 @@ def test_a_callback_may_close_the_client(
     assert "did not end" not in caplog.text
 
 
-def test_cancel_ends_the_call_and_its_handler(pair: Pair) -> None:
+def slow_handler() -> tuple[threading.Event, threading.Event, Callable[[Request], bytes]]:
+    """A handler that works until its request is cancelled, and the events of its begin and of that."""
     begun, ended = threading.Event(), threading.Event()
 
     def handle(request: Request) -> bytes:
@@ -147,6 +156,11 @@ def test_cancel_ends_the_call_and_its_handler(pair: Pair) -> None:
         ended.wait(LIMIT_S)
         return b""
 
+    return begun, ended, handle
+
+
+def test_cancel_ends_the_call_and_its_handler(pair: Pair) -> None:
+    begun, ended, handle = slow_handler()
     with Worker(pair.endpoints, "slow", handle), HAClient(pair.endpoints) as client:
         future = client.begin("slow", b"")
         assert begun.wait(LIMIT_S)
@@ -156,6 +170,19 @@ def test_cancel_ends_the_call_and_its_handler(pair: Pair) -> None:
         with pytest.raises(CancelledError):
             future.result()
         assert wait([future], LIMIT_S).not_done == set()
+
+
+def test_a_call_that_is_cancelled_just_before_its_client_is_closed_ends_its_handler(pair: Pair) -> None:
+    begun, ended, handle = slow_handler()
+    with Worker(pair.endpoints, "slow", handle):
+        for _ in range(5):
+            begun.clear()
+            ended.clear()
+            with HAClient(pair.endpoints) as client:
+                future = client.begin("slow", b"")
+                assert begun.wait(LIMIT_S)
+                assert future.cancel()
+            assert ended.wait(LIMIT_S)
 
 
 def test_an_ended_call_cannot_be_cancelled(client: HAClient) -> None:
@@ -184,12 +211,23 @@ def test_threads_that_wait_for_other_replies_do_not_starve_a_future(client: HACl
 
 
 def test_closing_the_client_ends_its_futures(pair: Pair) -> None:
-    client = HAClient(pair.endpoints)
-    future = client.begin("nobody", b"", timeout=None)
+    begun, ended, handle = slow_handler()
+    with Worker(pair.endpoints, "slow", handle):
+        client = HAClient(pair.endpoints)
+        executed = client.begin("slow", b"", timeout=None)
+        assert begun.wait(LIMIT_S)
+        client.close()
+        assert isinstance(executed.exception(LIMIT_S), OutcomeUnknownError)
+        ended.set()
+    with pytest.raises(ClosedError):
+        client.begin("slow", b"")
+
+
+def test_closing_the_client_ends_futures_that_no_node_has() -> None:
+    client = HAClient(["tcp://127.0.0.1:1", "tcp://127.0.0.2:1"])
+    future = client.begin("echo", b"", timeout=None)
     client.close()
     assert isinstance(future.exception(LIMIT_S), ClosedError)
-    with pytest.raises(ClosedError):
-        client.begin("nobody", b"")
 
 
 def test_result_says_what_is_at_the_endpoints() -> None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Generator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -395,8 +395,9 @@ def test_what_cannot_work_is_an_error_at_once(broker: ScriptedBroker, kind: type
             kind(broker.endpoint, "echo", echo, dialect="mdp02", **options)
 
 
-def test_run_restores_the_signal_handlers(broker: ScriptedBroker) -> None:
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+@contextmanager
+def stopped_at_ready(broker: ScriptedBroker) -> Iterator[Worker]:
+    """A worker whose run ends once it has registered."""
     worker = Worker(broker.endpoint, "echo", echo)
 
     def stop() -> None:
@@ -405,8 +406,16 @@ def test_run_restores_the_signal_handlers(broker: ScriptedBroker) -> None:
 
     stopper = threading.Thread(target=stop)
     stopper.start()
-    worker.run()
-    stopper.join(WAIT_S)
+    try:
+        yield worker
+    finally:
+        stopper.join(WAIT_S)
+
+
+def test_run_restores_the_signal_handlers(broker: ScriptedBroker) -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with stopped_at_ready(broker) as worker:
+        worker.run()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
@@ -420,21 +429,12 @@ def test_run_ends_where_a_program_has_set_its_signal_handlers_in_c(
         """Python knows no handler that was set in C: ``signal.signal`` returns None."""
         set_handler(number, handler)
 
-    worker = Worker(broker.endpoint, "echo", echo)
-
-    def stop() -> None:
-        worker_of(broker)
-        worker.stop()
-
-    stopper = threading.Thread(target=stop)
-    stopper.start()
     try:
-        with monkeypatch.context() as patched:
+        with stopped_at_ready(broker) as worker, monkeypatch.context() as patched:
             patched.setattr(signal, "signal", hide_previous)
             worker.run()
         assert [signal.getsignal(number) for number in numbers] == [signal.SIG_DFL] * 2
     finally:
-        stopper.join(WAIT_S)
         for number, handler in before.items():
             signal.signal(number, handler)
 
