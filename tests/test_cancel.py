@@ -50,6 +50,14 @@ def test_a_call_that_its_caller_leaves_is_cancelled_and_one_with_a_key_is_not(se
 
 
 @pytest.mark.requirement("BSN-C-15")
+def test_a_client_that_ends_cancels_what_it_has_no_answer_to(served: ClientDesk) -> None:
+    left, answered, _keyed = served.call(), served.call(), served.call(key=b"order 7")
+    served.final(0, answered)
+    served.take(served.session.close(served.now))
+    assert cancels(served) == [(0, left.identity)]
+
+
+@pytest.mark.requirement("BSN-C-15")
 def test_nothing_is_cancelled_at_a_node_that_was_lost_with_the_request(served: ClientDesk) -> None:
     call = served.call()
     served.disconnect(0)

@@ -281,7 +281,9 @@ class ClientLoop:
             perform(core.submit_all([inbox[index] for index in range(count)], now))
             for _ in range(count):
                 inbox.popleft()
-        self._give_up(now)
+        while self._abandoned:
+            self._delivery.abandon(self._abandoned[0], now)
+            self._abandoned.popleft()
         links.prepare()
         due = core.next_deadline()
         self._is_asleep = True
@@ -294,12 +296,6 @@ class ClientLoop:
         self._is_asleep = False
         links.step(core, perform, due, asked_at)
         self._is_torn = False
-
-    def _give_up(self, now: float) -> None:
-        """Give up the calls that no caller waits for: the node cancels their requests."""
-        while self._abandoned:
-            self._delivery.abandon(self._abandoned[0], now)
-            self._abandoned.popleft()
 
     def _mend(self) -> None:
         """The last turn was interrupted: start over with the calls that have no outcome."""
@@ -335,7 +331,6 @@ class ClientLoop:
                 outputs = self._core.restart(self._begun(), now)
                 # No socket is opened at the end: perhaps none can be.
                 delivery.perform([output for output in outputs if not isinstance(output, Reset)])
-            self._give_up(now)
             delivery.perform(self._core.close(now))
         finally:
             self._has_ended = True

@@ -167,8 +167,11 @@ class Session:
         return outputs
 
     def close(self, now: float) -> list[Output]:
-        """End every outstanding call with an error that says what is known of it."""
-        return self._calls.close()
+        """Give up every outstanding call, with an error that says what is known of it."""
+        outputs: list[Output] = []
+        for call in self._calls.by_identity.values():
+            self._cancel(call, outputs)
+        return outputs + self._calls.close()
 
     # --- the connection's side ----------------------------------------------------------------------------
 
