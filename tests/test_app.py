@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 
 import pytest
 import zmq
@@ -283,6 +284,59 @@ def test_the_error_of_one_service_ends_all_and_the_resources(pair: Pair) -> None
     with pytest.raises(WorkerError, match="stuck"):
         exhaust()
     assert seen == ["closed"]
+
+
+def test_one_task_opens_holds_and_closes_an_async_resource() -> None:
+    """Two tasks did: the token of a ContextVar and an asyncio.timeout were refused at the end."""
+    app = App(["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"])
+    who, tasks = ContextVar("who", default="nobody"), list[object]()
+
+    @app.resource
+    async def database() -> AsyncIterator[Database]:
+        token = who.set("database")
+        tasks.append(asyncio.current_task())
+        async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
+            beat = group.create_task(asyncio.sleep(LIMIT_S))
+            yield Database()
+            beat.cancel()
+        assert who.get() == "database"
+        who.reset(token)
+        tasks.append(asyncio.current_task())
+
+    @app.service("a")
+    async def a(request: Request, database: Database) -> bytes:
+        return b""
+
+    with running(app):
+        wait_until(lambda: bool(tasks), "the resource is open")
+    assert len(tasks) == 2
+    assert tasks[0] is tasks[1]
+
+
+@pytest.mark.parametrize("is_silent", [False, True], ids=["with an error", "silently"])
+def test_an_async_resource_that_ends_by_itself_ends_the_app(is_silent: bool) -> None:
+    app, seen = App(["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]), list[str]()
+
+    async def beat() -> None:
+        raise OSError("the database is gone")
+
+    @app.resource
+    async def database() -> AsyncIterator[Database]:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(beat())
+                yield Database()
+        except* OSError:
+            seen.append("gone")
+            if not is_silent:
+                raise
+
+    app.service("a")(lambda request: request.body)
+
+    with pytest.raises(WorkerError if is_silent else ExceptionGroup) as raised, running(app):
+        assert app._over.wait(LIMIT_S)
+    assert is_silent == ("resource" in str(raised.value))
+    assert seen == ["gone"]
 
 
 @pytest.mark.loopback

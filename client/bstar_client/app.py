@@ -24,14 +24,14 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from types import FrameType
 from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin
 
 import msgspec
 import zmq
 
-from bstar.errors import ClosedError, ConfigurationError, LocalProtocolError
+from bstar.errors import ClosedError, ConfigurationError, LocalProtocolError, WorkerError
 from bstar.fleet import Fleet, Pair
 from bstar.net.io_threads import new_context
 from bstar.net.stop_signals import on_stop_signals
@@ -146,8 +146,8 @@ class App:
         """Decorator: a generator function that yields one value, which handlers get by its type.
 
         The annotation of its result names the type: ``Iterator[Database]``. What follows the ``yield`` runs
-        at the end. An async one lives in the event loop, and async functions alone can take its value. It may
-        take the resources declared before it.
+        at the end. An async one lives in one task of the event loop, and async functions alone can take its
+        value. It may take the resources declared before it.
         """
         self._check(function, "a resource")
         kind = _yielded(function)
@@ -311,10 +311,9 @@ class Life:
             return
         given = self._taken(function, is_async=is_async)
         if is_async:
-            inner = AsyncExitStack()
-            manager = asynccontextmanager(function)(**given)
-            self._values[kind] = loop.run(inner.enter_async_context(manager))
-            stack.callback(lambda: loop.run(inner.aclose()))
+            held = _Held(asynccontextmanager(function)(**given), function.__qualname__, self.over)
+            self._values[kind] = loop.run(held.open())
+            stack.callback(lambda: loop.run(held.close()))
         else:
             self._values[kind] = stack.enter_context(contextmanager(function)(**given))
 
@@ -454,6 +453,43 @@ class Life:
             self._errors.append(error)
         finally:
             self.over.set()
+
+
+class _Held:
+    """An async resource. One task opens, holds and closes it.
+
+    Its code may so hold what belongs to a task: a TaskGroup, a cancel scope, the token of a ContextVar. If it
+    ends before ``close``, it ends the App, as a TaskGroup does whose task failed.
+    """
+
+    def __init__(self, manager: AbstractAsyncContextManager[Any], name: str, over: threading.Event) -> None:
+        self._manager, self._name, self._app_over = manager, name, over
+        self._closing = asyncio.Event()
+
+    async def open(self) -> Any:  # Any: what it yields
+        """Its value."""
+        opened = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._hold(opened))
+        await asyncio.wait((opened, self._task), return_when=asyncio.FIRST_COMPLETED)
+        return opened.result() if opened.done() else self._task.result()
+
+    async def _hold(self, opened: asyncio.Future[Any]) -> None:
+        is_early = False
+        async with self._manager as value:
+            opened.set_result(value)
+            try:
+                await self._closing.wait()
+            except asyncio.CancelledError:
+                is_early = True
+                self._app_over.set()
+                raise
+        if is_early:
+            raise WorkerError(f"resource {self._name} ended before its App")
+
+    async def close(self) -> None:
+        """Run what follows its ``yield``; raises what that raises."""
+        self._closing.set()
+        await self._task
 
 
 class Loop(Protocol):
