@@ -686,17 +686,54 @@ def test_files_of_other_processes_of_the_same_name_count_as_well(stand: Stand) -
     assert total <= 20_000 + 16 * 2_048
 
 
-def test_files_go_when_they_are_too_old(stand: Stand) -> None:
-    old = stand.journal(boot="aa" * 16)
-    old.close()
-    [name] = stand.files()
-    long_ago = stand.clocks.wall_s - 31 * 86_400
-    os.utime(stand.folder / name, (long_ago, long_ago))
-    drain(stand.journal(keep_days=32))
-    assert name in stand.files()
-    drain(stand.journal(boot="bb" * 16, keep_days=30))
+DAY_S = 86_400
 
-    assert name not in stand.files()
+
+def closed(stand: Stand, *days_ago: float) -> list[str]:
+    """The names of closed files, written so long ago by the file system's clock."""
+    names = list[str]()
+    stand.clocks.wall_s = time.time()
+    for number, days in enumerate(days_ago):
+        journal = stand.journal(boot=f"{number:08}" * 4, keep_days=0)
+        journal.close()
+        [name] = set(stand.files()) - set(names)
+        at_s = stand.clocks.wall_s - days * DAY_S
+        os.utime(stand.folder / name, (at_s, at_s))
+        names.append(name)
+    return names
+
+
+def test_files_go_when_they_are_too_old(stand: Stand) -> None:
+    names = closed(stand, *range(40, 0, -1))
+    drain(stand.journal(keep_days=30))
+
+    # One of the gaps of a day is not counted.
+    assert set(names[9:]) < set(stand.files())
+    assert not set(names[:8]) & set(stand.files())
+
+
+def test_a_clock_that_jumps_ahead_removes_no_file(stand: Stand) -> None:
+    """One moment in a wrong year removed all of them."""
+    names = closed(stand, *range(29, 0, -1))
+    stand.clocks.wall_s += 3_650 * DAY_S
+    for number in range(3):
+        last = stand.journal(boot=f"ff{number:06}" * 4, rotate_s=300)
+        drain(last)
+        last.close()
+        [name] = set(stand.files()) - set(names)
+        os.utime(stand.folder / name, (stand.clocks.wall_s, stand.clocks.wall_s))
+        names.append(name)
+        stand.clocks.wall_s += 300
+
+    stand.clocks.wall_s -= 3_650 * DAY_S
+    drain(stand.journal())
+    assert set(names) < set(stand.files())
+
+
+def test_files_of_a_wrong_clock_go_when_it_has_gone_on_for_their_days(stand: Stand) -> None:
+    names = closed(stand, *range(3_700, 3_690, -1), *range(35, 0, -1))
+    drain(stand.journal())
+    assert not set(names[:10]) & set(stand.files())
 
 
 def test_a_record_that_cannot_be_made_costs_only_itself(

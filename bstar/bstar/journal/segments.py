@@ -15,9 +15,10 @@ import os
 import re
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -157,6 +158,18 @@ class _Sealed(msgspec.Struct, frozen=True):
         return cls(path, status.st_size, status.st_mtime)
 
 
+def _oldest_s(written_s: Iterable[float], keep_s: float, now_s: float) -> float:
+    """The files written before this moment are older than ``keep_s``.
+
+    The longest gap between two files is not counted as age of those before it: nothing was recorded in it, or
+    the clock jumped there, and a clock that is set wrong must not remove all files.
+    """
+    times = (*sorted(time for time in written_s if time < now_s), now_s)
+    gap_s, gap_end_s = max(((end - start, end) for start, end in pairwise(times)), default=(0.0, 0.0))
+    oldest_s = now_s - keep_s
+    return oldest_s if oldest_s > gap_end_s else oldest_s - gap_s
+
+
 class Folder:
     """The directory, as one process of one pair and node uses it. Other files in it are left alone."""
 
@@ -263,14 +276,16 @@ class Folder:
         while rest:
             rest = rest[self._disk.write(descriptor, rest) :]
 
-    def prune(self, *, keep_bytes: int, oldest_s: float | None) -> Pruned | None:
-        """Remove the oldest sealed segments: those above ``keep_bytes`` (0: no bound), and those last
-        written before ``oldest_s`` (seconds since 1970; None: no bound). OSError.
+    def prune(self, *, keep_bytes: int, keep_s: float, now_s: float) -> Pruned | None:
+        """Remove the oldest sealed segments: those above ``keep_bytes``, and those older than ``keep_s``.
+
+        0 is no bound. ``now_s`` is the time of day, which may be set wrong. OSError.
         """
         if self._sealed is None or self._prunes % _LOOKS_EVERY == 0:
             self._sealed = deque(self._find_sealed())
         self._prunes += 1
         total = sum(sealed.size_bytes for sealed in self._sealed)
+        oldest_s = _oldest_s((sealed.written_s for sealed in self._sealed), keep_s, now_s) if keep_s else None
         files = size_bytes = 0
         newest = ""
         while self._sealed:

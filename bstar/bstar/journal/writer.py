@@ -136,10 +136,11 @@ class Upkeep:
         self._prune()
 
     def _prune(self) -> None:
-        keep_s = self._options.keep_days * _DAY_S
-        oldest_s = self._wall_s() - keep_s if keep_s else None
+        options = self._options
         try:
-            pruned = self._folder.prune(keep_bytes=self._options.keep_bytes, oldest_s=oldest_s)
+            pruned = self._folder.prune(
+                keep_bytes=options.keep_bytes, keep_s=options.keep_days * _DAY_S, now_s=self._wall_s()
+            )
         except OSError as error:
             self._troubles.failed("prune", error)
             return

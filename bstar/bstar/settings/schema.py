@@ -311,7 +311,13 @@ class Journal(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 10 * GIB
     keep_days: Annotated[
-        float, Meta(ge=0, le=3_650, description="Days that this node's closed files are kept. 0 keeps all.")
+        float,
+        Meta(
+            ge=0,
+            le=3_650,
+            description="Days that this node's closed files are kept, without the longest gap between two of "
+            "them: the clock may have jumped there. 0 keeps all.",
+        ),
     ] = 30.0
 
 
