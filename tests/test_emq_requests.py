@@ -277,6 +277,37 @@ def test_the_result_of_a_guaranteed_job_is_forwarded(stage: EmqStage) -> None:
     assert stage.status(durable.keyed_id(b"default", b"word")).state == State.ANSWERED
 
 
+def test_the_result_of_a_client_that_is_gone_is_not_looked_for(stage: EmqStage) -> None:
+    """Each of its jobs had one of the store's places for questions until it ended, a minute at a time."""
+    stage.asks(MSGID, "guarantee,reply-requested")
+    stage.asks(b"word", "guarantee,reply-requested", client=b"c2")
+    assert waiting_fetches(stage) == 2
+    stage.carry_out(stage.node.front_peer_gone("emq", "clients", b"c1", stage.now))
+    [heartbeat] = stage.waits(61.0)
+    assert heartbeat[0] == b"c1"
+    stage.carry_out(stage.node.front_unsent(stage.left[-1], stage.now, is_gone=True))
+    assert stage.waits(60.0) == []
+    assert waiting_fetches(stage) == 1
+    # It comes back, and asks with the same msgid.
+    stage.asks(MSGID, "guarantee,reply-requested")
+    stage.waits(61.0)
+    assert waiting_fetches(stage) == 2
+
+
+def test_a_client_that_only_lost_its_connection_gets_its_result(stage: EmqStage) -> None:
+    stage.asks(MSGID, "guarantee,reply-requested")
+    stage.carry_out(stage.node.front_peer_gone("emq", "clients", b"c1", stage.now))
+    stage.waits(200.0)
+    stage.manager(slots=1)
+    assert replies(stage.ends(MSGID, 8)) == [(b"c1", MSGID, result(8))]
+
+
+def waiting_fetches(stage: EmqStage) -> int:
+    """Questions for results in the store."""
+    assert stage.node.store is not None
+    return stage.node.store.state(stage.now).waiting_fetches
+
+
 def test_a_guaranteed_job_counts_its_attempts_in_the_store(stage: EmqStage) -> None:
     stage.manager(slots=3)
     stage.asks(MSGID, "guarantee,reply-requested,retry-count:0")

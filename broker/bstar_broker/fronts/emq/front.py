@@ -83,6 +83,7 @@ class EmqFront:
 
     def _receive_client(self, asker: Asker, message: emq.Message, now: float) -> list[Output]:
         self._schedulers.hear(asker.routing_id, asker.user_id, now)
+        self._requests.hear(asker.peer)
         if self._is_closed:
             outputs = self._desk.note("closed", "a DISCONNECT has ended EventMQ at this node")
             return [*outputs, self._desk.goodbye(CLIENTS, asker.routing_id, asker.msgid)]
@@ -205,9 +206,11 @@ class EmqFront:
         return []
 
     def peer_gone(self, door: str, routing_id: bytes, now: float) -> list[Output]:
-        """See ``Front``. Nothing is lost at once: the next looks find it silent."""
+        """See ``Front``. Nothing is lost at once: the next looks find it silent, or unreachable."""
         if door == WORKERS:
             self.managers.gone(routing_id, now)
+        elif door == CLIENTS:
+            self._requests.disconnected(peer_id(NAME, CLIENTS, routing_id))
         return []
 
     # --- roles and time -------------------------------------------------------------------------------------

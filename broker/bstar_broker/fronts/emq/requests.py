@@ -41,6 +41,8 @@ _RETRY_PAUSE_S = 1.0
 _SUBMIT_RETRIES = 10
 # How long one question for a stored request's end waits in the store.
 _RESULT_WAIT_MS = 60_000
+# Clients without a connection that are remembered; each result of a client that is not is looked for.
+_GONE_MAX = 10_000
 # Names that begin so are the broker's own, and no queues.
 _RESERVED = (mmi.PREFIX, durable.PREFIX, b"titanic.")
 
@@ -76,6 +78,8 @@ class Requests:
         self._attempts: dict[bytes, dict[bytes, Attempts]] = {}
         self._count = 0
         self._pauses: deque[tuple[float, Attempts]] = deque()
+        # Clients whose connection has ended, the last one last: True if a message has found no other one.
+        self._gone: dict[bytes, bool] = {}
 
     def receive(self, asker: Asker, request: emq.Request, now: float) -> list[Output]:
         """REQUEST."""
@@ -214,12 +218,24 @@ class Requests:
             return self._desk.note("result-unread", "the store does not tell the result of a stored request")
         standing = durable.decode(order.body[0], Standing)
         if standing.state == State.PENDING:
-            return self._fetch(Asker.of(order, order.envelope[3]), order.envelope[2], now)
+            return self._look_again(order, now)
         if standing.state == State.ANSWERED:
             result = to_result(order.body[1:])
         else:
             result = encode_result(standing.text or State(standing.state).name.lower())
         return [self._desk.reply(CLIENTS, split_peer_id(order.peer)[2], order.envelope[1], result)]
+
+    def _look_again(self, order: Order, now: float) -> list[Output]:
+        """Ask for the result again, unless its client is gone: each question has a place in the store.
+
+        A client of ZeroMQ connects again with the same routing id, and says nothing. A HEARTBEAT finds out.
+        """
+        if (is_lost := self._gone.get(order.peer)) is True:
+            return []
+        outputs = self._fetch(Asker.of(order, order.envelope[3]), order.envelope[2], now)
+        if is_lost is None:
+            return outputs
+        return [self._desk.heartbeat(CLIENTS, split_peer_id(order.peer)[2]), *outputs]
 
     # --- time and roles -------------------------------------------------------------------------------------
 
@@ -249,8 +265,20 @@ class Requests:
         """The last attempt at this node has failed, and the client allows another one: at the other node."""
         return self._desk.goodbye(CLIENTS, split_peer_id(asked.sender)[2], asked.envelope[1])
 
+    def hear(self, client: bytes) -> None:
+        """This client has said something."""
+        self._gone.pop(client, None)
+
+    def disconnected(self, client: bytes) -> None:
+        """Its connection has ended. It may have another one."""
+        self._gone.setdefault(client, False)
+        if len(self._gone) > _GONE_MAX:
+            del self._gone[next(iter(self._gone))]
+
     def forget(self, client: bytes) -> None:
-        """This client is gone: it gets no further attempt, and the broker drops what it asked."""
+        """This client is gone: it gets no further attempt or result; the broker drops what it asked."""
+        self.disconnected(client)
+        self._gone[client] = True
         known = self._attempts.pop(client, {})
         self._count -= len(known)
         for attempts in known.values():
