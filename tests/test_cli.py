@@ -10,10 +10,11 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import pytest
 import typer
+from typer._coercion import build_runtime_param
 
 import bstar
 from bstar.base.patterns import closest
@@ -36,6 +37,7 @@ from bstar.errors import (
 from bstar.settings import sample_configuration
 from bstar_broker.operate.orders import GROUPS, ORDERS, Answer
 from bstar_cli import exits
+from bstar_cli.coercion import UNUSUAL, usual
 from bstar_cli.frames import frames_of
 from bstar_cli.main import main
 from bstar_cli.options import fleet_of, parse_set
@@ -48,6 +50,24 @@ from bstar_testing import Pair
 from bstar_testing.nodes import COMMAND
 from support.brokers import Broker, lone_broker
 
+OPTION_VALUES = {
+    "text": ("", "a", "1"),
+    "number": ("2", "9", 3, "1", "10", "-3", "03", "3.0", "٣", " 3", True),
+    "part": ("0", "1.5", 0.5, "-1", "1e3", "nan", "1_0"),
+    "path": (__file__, "no/such/file"),
+    "choice": ("a", "b", "c", "A"),
+    "texts": (["a", "b"], "a", ("c",)),
+    "paths": (["a", __file__], ["a", 1]),
+}
+USUAL_VALUES = {
+    "text": ("", "a", "1"),
+    "number": ("2", "9", 3, "03"),
+    "part": ("0", "1.5", 0.5),
+    "path": (__file__, "no/such/file"),
+    "choice": ("a", "b"),
+    "texts": (["a", "b"], ("c",)),
+    "paths": (["a", __file__],),
+}
 VERBS = [
     *("serve", "worker", "run", "call", "load", "bench", "status", "check-config", "sample-config", "demo"),
     *("durable-demo", "emq-jobmanager", "emq-admin", "version"),
@@ -654,3 +674,41 @@ def test_the_module_is_the_command() -> None:
         [sys.executable, "-m", "bstar_cli", "--version"], capture_output=True, timeout=LIMIT_S, check=True
     )
     assert done.stdout.startswith(b"bstar ")
+
+
+def _with_options(
+    paths: Annotated[list[Path] | None, typer.Argument()] = None,
+    *,
+    text: Annotated[str | None, typer.Option()] = None,
+    number: Annotated[int, typer.Option(min=2, max=9)] = 3,
+    part: Annotated[float, typer.Option(min=0)] = 0.5,
+    path: Annotated[Path | None, typer.Option()] = None,
+    choice: Annotated[Literal["a", "b"], typer.Option()] = "a",
+    texts: Annotated[list[str] | None, typer.Option()] = None,
+) -> None:
+    pass
+
+
+def test_usual_values_become_what_typer_makes_of_them() -> None:
+    app = typer.Typer(add_completion=False)
+    app.command()(_with_options)
+    parameters: dict[str, Any] = {each.name: each for each in typer.main.get_command(app).params}
+    context: Any = None
+    for name, values in OPTION_VALUES.items():
+        parameter = parameters[name]
+        taken = {repr(value): usual(value, parameter) for value in (None, *values)}
+        own = build_runtime_param(parameter.type_descriptor)
+        for value in (None, *USUAL_VALUES[name]):
+            made = own.coerce(value, param=parameter, ctx=context)
+            assert (taken.pop(repr(value)), type(made)) == (made, type(made))
+        assert set(taken.values()) <= {UNUSUAL}
+
+
+def test_typer_itself_takes_an_option_with_more_settings(tmp_path: Path) -> None:
+    def command(path: Annotated[Path, typer.Option(exists=True)] = tmp_path) -> None:
+        pass
+
+    app = typer.Typer(add_completion=False)
+    app.command()(command)
+    [path] = (each for each in typer.main.get_command(app).params if each.name == "path")
+    assert usual(str(tmp_path), path) is UNUSUAL

@@ -370,6 +370,7 @@ def test_status_loads_nothing_that_it_does_not_need() -> None:
         "bstar.net.http_endpoint",
         "bstar.settings",
         "bstar_broker.core.node",
+        "pydantic",
         "ssl",
         "yaml",
     }

@@ -18,6 +18,7 @@ import bstar
 from bstar.base.printable import lines, printable
 from bstar.errors import BstarError, ConfigurationError, PairError, PipelineError
 from bstar_cli import exits
+from bstar_cli.coercion import coerce_quickly
 from bstar_cli.options import grouped
 from bstar_cli.streams import OutputLostError, guarded
 
@@ -126,6 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(arguments: list[str] | None) -> int:
     # Who names one node to a command means that one. Commands that stay switch this warning on again.
     logging.getLogger("bstar_client.endpoints").setLevel(logging.ERROR)
+    coerce_quickly()
     try:
         app(arguments, prog_name="bstar")
     except SystemExit as end:
