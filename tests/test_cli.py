@@ -50,6 +50,14 @@ from bstar_testing import Pair
 from bstar_testing.nodes import COMMAND
 from support.brokers import Broker, lone_broker
 
+GARBAGE = """
+import gc, bstar_cli.entry
+from bstar_cli.options import grouped
+assert not gc.isenabled()
+grouped(lambda: None)()
+assert gc.isenabled()
+assert gc.get_freeze_count() > 10_000
+"""
 OPTION_VALUES = {
     "text": ("", "a", "1"),
     "number": ("2", "9", 3, "1", "10", "-3", "03", "3.0", "٣", " 3", True),
@@ -712,3 +720,8 @@ def test_typer_itself_takes_an_option_with_more_settings(tmp_path: Path) -> None
     app.command()(command)
     [path] = (each for each in typer.main.get_command(app).params if each.name == "path")
     assert usual(str(tmp_path), path) is UNUSUAL
+
+
+@pytest.mark.loopback
+def test_a_command_collects_cycles_but_not_among_what_its_imports_made() -> None:
+    subprocess.run([sys.executable, "-c", GARBAGE], check=True, timeout=LIMIT_S)

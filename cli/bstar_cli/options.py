@@ -4,6 +4,7 @@ A group is a dataclass whose fields are options. A command that takes a group ha
 """
 
 import functools
+import gc
 import inspect
 import os
 import re
@@ -74,11 +75,19 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     def run(**options: Any) -> None:
         for name, kind in groups.items():
             options[name] = kind(**{field.name: options.pop(field.name) for field in fields(kind)})
+        if not gc.isenabled():
+            collect_garbage()
         command(**options)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # inspect looks there
     run.__doc__ = _flowing(command.__doc__)
     return run
+
+
+def collect_garbage() -> None:
+    """Collect cycles from now on, but never look through what the imports have made."""
+    gc.freeze()
+    gc.enable()
 
 
 def _flowing(text: str | None) -> str:

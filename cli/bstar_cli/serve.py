@@ -1,5 +1,6 @@
 """``bstar serve``: one node of the pair, until a signal stops it or the pair cannot go on."""
 
+import gc
 import os
 import signal
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +12,7 @@ from bstar.errors import PairError
 from bstar.host.service_manager import ServiceManager
 from bstar.settings import RESERVED_VARIABLES, Settings, node_warnings
 from bstar_cli.logs import EventLog, configure_logs
-from bstar_cli.options import NodeConfiguration, refuse
+from bstar_cli.options import NodeConfiguration, collect_garbage, refuse
 
 if TYPE_CHECKING:
     from bstar_broker.operate.reload import Reload
@@ -66,9 +67,12 @@ def serve(node: NodeConfiguration) -> None:
         signal.signal(number, _stop_early)
     try:
         # Only now: the sockets' library is not needed to find a configuration wrong.
+        gc.disable()  # as in bstar_cli.entry
         from bstar.net.descriptors import raise_limit  # noqa: PLC0415
         from bstar_broker.server import BrokerServer  # noqa: PLC0415
         from bstar_broker.supervision import Supervision  # noqa: PLC0415
+
+        collect_garbage()
 
         raise_limit()
         for warning in node_warnings(settings):
