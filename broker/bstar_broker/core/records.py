@@ -261,7 +261,7 @@ class Group(msgspec.Struct, eq=False):
     key: bytes
     workers: list[WorkerRecord] = []
     lost: int = 0
-    lost_at: float = 0.0
+    lost_at: float = -1.0
 
 
 class ServiceDescription(msgspec.Struct, eq=False):

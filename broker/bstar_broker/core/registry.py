@@ -475,11 +475,12 @@ class WorkerRegistry:
         """Forget a worker and give its requests to others. ``is_unbegun``: it has begun none of them."""
         ledger = self._ledger
         self._bundles.unfold_worker(worker)
-        crowd = worker.crowd
-        if (group := worker.group) is not None:
+        if (group := worker.group) is None:
+            crowd = worker.held
+        else:
             if now != group.lost_at:
-                group.lost_at, group.lost = now, 0
-            group.lost = crowd = max(group.lost, crowd)
+                group.lost_at, group.lost = now, worker.crowd
+            crowd = group.lost
             group.workers.remove(worker)
             if not group.workers:
                 del self._groups[group.key]
