@@ -282,6 +282,7 @@ def test_with_a_single_endpoint_the_only_node_is_asked(desk: Desk) -> None:
 
 def test_only_the_oldest_request_votes_and_the_rest_follow_when_the_node_serves(desk: Desk) -> None:
     calls = [desk.call() for _ in range(3)]
+    desk.disconnect(1)
     desk.connect(0, status(PRIMARY, retry_after_ms=0))
     assert desk.requests() == [(0, calls[0].identity)]
     desk.pong(0, status(ACTIVE, epoch=1))
@@ -290,6 +291,7 @@ def test_only_the_oldest_request_votes_and_the_rest_follow_when_the_node_serves(
 
 def test_a_reply_to_the_vote_proves_that_the_node_serves(desk: Desk) -> None:
     calls = [desk.call() for _ in range(2)]
+    desk.disconnect(1)
     desk.connect(0, status(PRIMARY, retry_after_ms=0))
     desk.final(0, calls[0])
     assert desk.requests() == [(0, call.identity) for call in calls]
@@ -310,6 +312,25 @@ def test_a_refused_vote_goes_to_the_other_node_at_once_and_comes_back_after_the_
     assert len(desk.requests()) == 2
     desk.wait(0.02)
     assert desk.requests()[2:] == [(0, call.identity)]
+
+
+def test_a_new_client_hears_both_nodes_before_it_votes(desk: Desk) -> None:
+    """The link between the nodes is cut: the primary, which came first, would take the role from the backup."""
+    call = desk.call()
+    desk.connect(0, status(PASSIVE, peer=0, retry_after_ms=0))
+    desk.wait(0.2)
+    assert desk.requests() == []
+    desk.connect(1, status(ACTIVE, epoch=2))
+    assert desk.requests() == [(1, call.identity)]
+
+
+def test_a_new_client_votes_although_one_node_never_comes(desk: Desk) -> None:
+    call = desk.call()
+    desk.connect(0, status(PASSIVE, peer=0, retry_after_ms=0))
+    desk.wait(0.9)
+    desk.pong(0, status(PASSIVE, peer=0, retry_after_ms=0))
+    desk.wait(0.2)
+    assert desk.requests() == [(0, call.identity)]
 
 
 def test_a_client_that_opens_its_sockets_late_waits_for_the_primary_from_then_on(desk: Desk) -> None:
@@ -349,6 +370,7 @@ def test_a_refusal_that_says_now_does_not_become_a_storm(desk: Desk) -> None:
 def test_requests_to_the_broker_itself_do_not_vote_while_another_can(desk: Desk) -> None:
     desk.call(service=b"mmi.service")
     call = desk.call()
+    desk.disconnect(1)
     desk.connect(0, status(PRIMARY, retry_after_ms=0))
     assert desk.requests() == [(0, call.identity)]
 
@@ -1237,6 +1259,7 @@ def test_a_batch_of_replies_that_cannot_be_read_is_counted(served: Desk) -> None
 
 def test_calls_that_are_begun_while_no_node_is_known_are_sent_when_one_is(desk: Desk) -> None:
     calls = together(desk, b"a", b"b", b"c")
+    desk.disconnect(1)
     desk.connect(0, status(PRIMARY, retry_after_ms=0))
     assert desk.requests() == [(0, calls[0].identity)]  # the vote
     desk.final(0, calls[0])

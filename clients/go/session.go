@@ -606,18 +606,19 @@ func (s *session) sendVote(now time.Time) {
 	}
 }
 
-// findCandidate returns a node, or -1 and when to look again. It waits for a node before it in the list that may still
-// come: the backup is not promoted because its connection was the first.
+// findCandidate returns a node, or -1 and when to look again. It first waits for the word of each node that may still
+// come: a node that does not hear its peer would take the role from it.
 func (s *session) findCandidate(now time.Time) (node int, at time.Time) {
-	for node := range s.nodes {
-		n := &s.nodes[node]
+	node = -1
+	for i := range s.nodes {
+		n := &s.nodes[i]
 		switch {
 		case !n.isConnected:
 			if settled := s.createdAt.Add(s.silence); n.trouble == "" && now.Before(settled) {
-				return -1, earlier(at, settled)
+				return -1, settled
 			}
 		case n.status == nil:
-			return -1, at // its PONG is on the way, or its silence will be noticed
+			return -1, time.Time{} // its PONG is on the way, or its silence will be noticed
 		case n.status.isNever:
 		default:
 			due := n.turnsAt
@@ -627,13 +628,14 @@ func (s *session) findCandidate(now time.Time) (node int, at time.Time) {
 			if due.Before(n.restsUntil) {
 				due = n.restsUntil
 			}
-			if !now.Before(due) {
-				return node, now
+			if now.Before(due) {
+				at = earlier(at, due)
+			} else if node < 0 {
+				node = i
 			}
-			at = earlier(at, due)
 		}
 	}
-	return -1, at
+	return node, at
 }
 
 func (s *session) describe() string {

@@ -184,6 +184,17 @@ func TestTheBackupGetsNoVoteWhileThePrimaryMayCome(t *testing.T) {
 	s.expect("1 REQUEST x")
 }
 
+func TestANewClientHearsBothNodesBeforeItVotes(t *testing.T) {
+	s := newStage(t, 2)
+	s.ask("a")
+	s.connected(0, s.now)
+	s.pong(0, 4, 2, 0)
+	s.expect()
+	s.connected(1, s.now)
+	s.pong(1, stateActive, 3, 0)
+	s.expect("1 REQUEST a")
+}
+
 func TestAVoteIsNotRepeatedBeforeItCanSucceed(t *testing.T) {
 	s := newStage(t, 1)
 	s.connected(0, s.now)

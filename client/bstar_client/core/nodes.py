@@ -267,21 +267,22 @@ class Nodes:
     def find_candidate(self, now: float) -> tuple[Node | None, float]:
         """The first node that a request could make active; otherwise when to look again.
 
-        The search waits a while for an earlier node in the list (the primary), so that a client does not
-        promote a backup.
+        The search first waits for the word of each node that may still come: a node that does not hear its
+        peer would take the role from it, although this client can reach the active one.
         """
+        candidate: Node | None = None
         vote_at = math.inf
         for node in self._nodes:
             if not node.is_connected:
                 settles_at = node.created_at + self.silence_limit_s
                 if not node.trouble and now < settles_at:
-                    return None, min(vote_at, settles_at)
+                    return None, settles_at
             elif node.is_silent:
                 continue
             elif node.status is None:
-                return None, vote_at  # its PONG is on the way, or its silence will be noticed
-            elif now >= node.candidacy.vote_at:
-                return node, now
-            else:
+                return None, math.inf  # its PONG is on the way, or its silence will be noticed
+            elif now < node.candidacy.vote_at:
                 vote_at = min(vote_at, node.candidacy.vote_at)
-        return None, vote_at
+            elif candidate is None:
+                candidate = node
+        return candidate, vote_at
