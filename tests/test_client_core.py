@@ -315,7 +315,7 @@ def test_a_refused_vote_goes_to_the_other_node_at_once_and_comes_back_after_the_
 
 
 def test_a_new_client_hears_both_nodes_before_it_votes(desk: Desk) -> None:
-    """The link between the nodes is cut: the primary, which came first, would take the role from the backup."""
+    """The link between the nodes is cut: the primary, which came first, would take the role."""
     call = desk.call()
     desk.connect(0, status(PASSIVE, peer=0, retry_after_ms=0))
     desk.wait(0.2)

@@ -123,6 +123,12 @@ def test_nothing_is_found_at_a_node_that_is_well() -> None:
     assert names(store(), store()) == []
 
 
+def test_a_peer_whose_handshake_fails_is_not_only_silent() -> None:
+    fault = "tcp://10.0.0.2:5003 refuses the key primary: list it there with peer: true"
+    [silent] = Findings().look(state(is_peer_fresh=False, peer_fault=fault), 0.0)
+    assert fault in silent.why
+
+
 QUORUM = QuorumState("tcp://c:5010", True, True, True, True)
 UNHEARD = QuorumState("tcp://c:5010", True, False, False, True)
 FAILING: list[tuple[str, list[NodeState]]] = [

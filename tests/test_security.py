@@ -405,6 +405,37 @@ def test_each_attempt_to_connect_is_announced(dealer: zmq.Socket[bytes]) -> None
     assert attempts == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("event", "count", "fault"),
+    [
+        (zmq.EVENT_HANDSHAKE_FAILED_AUTH, 1, "refuses the key own: list it there with peer: true"),
+        (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, 1, "has keys and this side has none, or the other way round"),
+        (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 1, ""),
+        (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 2, "is frozen or busy, or the two sides have other keys"),
+    ],
+)
+def test_a_link_says_once_why_its_handshakes_fail(
+    dealer: zmq.Socket[bytes], caplog: pytest.LogCaptureFixture, event: int, count: int, fault: str
+) -> None:
+    """A frozen peer is not blamed for its keys, and a peer that lacks ours is not taken for a cut link."""
+    own, server = new_key("own"), new_key("primary").public
+    with Reactor(clock=lambda: 0.0) as reactor:
+        connector = LinkConnector(dealer, ENDPOINT, Security(own, servers=[server]), reactor)
+        for _ in range(2):
+            connector.connect()
+            connector.follow(zmq.EVENT_HANDSHAKE_SUCCEEDED, 0.0)
+            assert not connector.fault
+            for _ in range(count):
+                connector.connect()
+                connector.follow(event, 0.0)
+            assert fault in connector.fault
+            assert bool(connector.fault) is bool(fault)
+            connector.connect()
+            connector.follow(event if fault else zmq.EVENT_HANDSHAKE_SUCCEEDED, 0.0)
+        connector.close()
+    assert len(caplog.records) == (2 if fault else 0)
+
+
 @pytest.mark.parametrize("failures", [1, 2])
 def test_an_attempt_that_waits_for_its_time_ends_no_other(
     dealer: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch, failures: int

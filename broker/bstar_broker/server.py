@@ -262,6 +262,7 @@ class BrokerServer(Closing):
     def _shell_state(self, now: float) -> ShellState:
         return ShellState(
             epoch_error="" if self._epochs is None else self._epochs.error,
+            peer_fault=self._pair.peer_fault,
             loop=loop_state(self.reactor, self._listener, now - self._started_at),
             journal=None if self._journal is None else self._journal.state(),
             security=security_state(self._gate),

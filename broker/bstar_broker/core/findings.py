@@ -124,9 +124,9 @@ def _peer_silent(state: NodeState, _: Past) -> str:
     pair = state.pair
     if pair.is_peer_fresh:
         return ""
-    if pair.peer_age_s is None:
-        return "it has not heard its peer since it started"
-    return f"it has not heard its peer for {duration(pair.peer_age_s)}"
+    since = "since it started" if pair.peer_age_s is None else f"for {duration(pair.peer_age_s)}"
+    fault = f" (its last handshake failed: {pair.peer_fault})" if pair.peer_fault else ""
+    return f"it has not heard its peer {since}{fault}"
 
 
 def _cut_off(state: NodeState, _: Past) -> str:
@@ -276,7 +276,8 @@ NODE: Final[tuple[Entry[NodeState], ...]] = (
     Entry("store-damaged", CRITICAL, "BstarStoreDamaged", _damaged,
               "mend the disk, and see that the other node runs"),
     Entry("store-waits", CRITICAL, "BstarStoreNotLeading", _not_leading, START_OR_FORCE),
-    Entry("store-alone", CRITICAL, "BstarStoreOneCopy", _one_copy, "start the other node's store"),
+    Entry("store-alone", CRITICAL, "BstarStoreOneCopy", _one_copy,
+              "wait if its copy catches up; otherwise start the other node, or mend the way to store.link"),
     Entry("clients-cut-off", CRITICAL, "BstarClientsCutOff", _cut_off,
               "mend their way to the active node, or stop that one"),
     Entry("front-down", CRITICAL, "BstarFrontDown", _front_down,

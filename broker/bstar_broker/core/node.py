@@ -595,7 +595,7 @@ class Node:
     def state(self, now: float) -> NodeState:
         """A snapshot of the node."""
         shell = ShellState() if self._shell is None else self._shell(now)
-        pair, broker = pair_state(self.machine, shell.epoch_error, now), broker_state(self.broker.ledger, now)
+        pair, broker = pair_state(self.machine, shell, now), broker_state(self.broker.ledger, now)
         state = NodeState(
             version=self._version,
             pair=pair,

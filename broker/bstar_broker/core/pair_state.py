@@ -1,11 +1,11 @@
 """The Binary Star at one moment, for the node's snapshot."""
 
 from bstar.star import StarMachine
-from bstar_broker.core.snapshot import PairState, QuorumState
+from bstar_broker.core.snapshot import PairState, QuorumState, ShellState
 
 
-def pair_state(machine: StarMachine, epoch_error: str, now: float) -> PairState:
-    """A snapshot of the Binary Star. ``epoch_error`` says why its epoch is not stored."""
+def pair_state(machine: StarMachine, shell: ShellState, now: float) -> PairState:
+    """A snapshot of the Binary Star, with what its shell knows."""
     evidence = machine.evidence(now)
     return PairState(
         pair=machine.settings.pair,
@@ -32,7 +32,8 @@ def pair_state(machine: StarMachine, epoch_error: str, now: float) -> PairState:
         peer_messages=machine.counters.peer_messages,
         peer_ignored={reason.value: count for reason, count in machine.counters.peer_ignored.items()},
         epochs_ignored=machine.epochs.ignored,
-        epoch_error=epoch_error,
+        epoch_error=shell.epoch_error,
+        peer_fault=shell.peer_fault,
         fronts_apart=machine.peer.fronts_apart,
         is_leaving=machine.is_leaving,
         clients_cut_off=evidence.clients,

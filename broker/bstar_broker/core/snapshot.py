@@ -146,6 +146,7 @@ class PairState(msgspec.Struct, frozen=True):
     started; ``peer_ignored`` counts state messages that were no evidence, by reason.
 
     ``epoch_error`` says why the epoch could not be stored in ``state_dir`` yet; "" if it is.
+    ``peer_fault`` says why the last handshake with the peer failed; "" if it did not.
     ``fronts_apart`` says which fronts only one of the nodes serves; "" if both serve the same.
 
     ``clients_cut_off`` clients have asked this passive node for ``clients_cut_off_s``, because they do not
@@ -180,6 +181,7 @@ class PairState(msgspec.Struct, frozen=True):
     peer_ignored: dict[str, int] = {}
     epochs_ignored: int = 0
     epoch_error: str = ""
+    peer_fault: str = ""
     fronts_apart: str = ""
     is_leaving: bool = False
     is_peer_gone: bool = False
@@ -451,9 +453,12 @@ class PeerChange(msgspec.Struct, frozen=True):
 
 
 class ShellState(msgspec.Struct, frozen=True):
-    """What only the shell of a node knows: ``epoch_error`` of ``PairState``, and fields of ``NodeState``."""
+    """What only the shell of a node knows: ``epoch_error`` and ``peer_fault`` of ``PairState``, and fields of
+    ``NodeState``.
+    """
 
     epoch_error: str = ""
+    peer_fault: str = ""
     loop: LoopState | None = None
     journal: JournalState | None = None
     security: SecurityState | None = None

@@ -178,8 +178,6 @@ class _ConnectedLink(_Link):
         except BaseException:
             close_watched(socket, self._monitor)
             raise
-        self._is_failure_reported = False
-        self._endpoint = endpoint
         self._serve()
 
     def send(self, frames: list[bytes]) -> None:
@@ -200,12 +198,6 @@ class _ConnectedLink(_Link):
             if event == zmq.EVENT_DISCONNECTED:
                 self._read(now)
                 self._lose(now)
-            elif event & FAILURES and not self._is_failure_reported:
-                self._is_failure_reported = True
-                _log.warning(
-                    "store.link %s: the handshake fails: do both nodes have keys, and list each other as "
-                    "peers?", self._endpoint,
-                )  # fmt: skip
 
     def follow_trust(self, is_any_gone: bool) -> None:
         """The list of principals has changed: leave a peer that is not in it."""

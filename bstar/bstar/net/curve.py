@@ -18,7 +18,7 @@ from bstar.net.origins import Origins
 from bstar.net.reactor import Reactor
 from bstar.net.zap_socket import ZapSocket
 from bstar.security import Principal, Principals, Security, read_key
-from bstar.security.connector import GIVEN_UP_PAUSE_S, Connector
+from bstar.security.connector import FAILURES, GIVEN_UP_PAUSE_S, Connector
 from bstar.security.files import LOOK_INTERVAL_S, explained
 from bstar.security.zap import CLIENTS, Rule, is_peer
 
@@ -188,7 +188,11 @@ class Gate:
 
 
 class LinkConnector(Connector):
-    """A ``Connector`` that tries again by itself, from the reactor, when libzmq has given up."""
+    """A ``Connector`` that tries again by itself, from the reactor, when libzmq has given up.
+
+    ``fault`` says why the handshakes fail; "" if none has failed since the last one that succeeded. Each
+    fault is logged once until then.
+    """
 
     def __init__(
         self, socket: "zmq.Socket[bytes]", endpoint: str, security: Security | None, reactor: Reactor
@@ -196,12 +200,37 @@ class LinkConnector(Connector):
         super().__init__(socket, endpoint, security)
         self._reactor = reactor
         self._retry: Timer | None = None
+        self.fault = ""
+        self._reported: set[str] = set()
 
     def follow(self, event: int, now: float) -> None:
         """Take note of an event of the socket's monitor."""
-        if self.note(event):
+        is_given_up = self.note(event)
+        if not self.failures:
+            self.fault = ""
+            self._reported.clear()
+        elif event & FAILURES:
+            self._explain(event)
+        if is_given_up:
             self.close()
             self._retry = self._reactor.call_at(now + GIVEN_UP_PAUSE_S, lambda _: self.connect_again())
+
+    def _explain(self, event: int) -> None:
+        match event:
+            case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                who = "this side" if self._security is None else f"the key {self._security.key.name}"
+                self.fault = f"{self._endpoint} refuses {who}: list it there with peer: true"
+            case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                self.fault = f"{self._endpoint} has keys and this side has none, or the other way round"
+            case _ if self.failures > (1 if self._security is None else len(self._security.servers)):
+                # One alone may be of a process that ends, or of the key that a rotation has replaced.
+                self.fault = (
+                    f"{self._endpoint} is frozen or busy, or the two sides have other keys than they expect "
+                    "of each other"
+                )
+        if self.fault and self.fault not in self._reported:
+            self._reported.add(self.fault)
+            _log.warning("the handshake fails: %s", self.fault)
 
     def connect(self) -> None:
         """As a ``Connector``. Whatever asks for it, the next attempt waits no more: it would end this one."""

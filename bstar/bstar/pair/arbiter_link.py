@@ -74,7 +74,6 @@ class ArbiterLink:
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._is_garbage_reported = False
-        self._is_failure_reported = False
 
     def open(self, reactor: Reactor, hear: Callable[[Answer], None]) -> None:
         """Connect. Raises zmq.ZMQError if the endpoint cannot be read."""
@@ -111,13 +110,7 @@ class ArbiterLink:
     def _on_handshake(self, now: float) -> None:
         assert self._monitor is not None
         while self._monitor.poll(0):
-            event = receive_event(self._monitor)[0]
-            if event & FAILURES and not self._is_failure_reported:
-                self._is_failure_reported = True
-                _log.warning(
-                    "arbiter %s: the handshake fails: do both sides have keys, and list them?", self.name
-                )
-            self._connector.follow(event, now)
+            self._connector.follow(receive_event(self._monitor)[0], now)
 
     def follow_trust(self) -> None:
         """The list of principals has changed: leave an arbiter that is not in it."""

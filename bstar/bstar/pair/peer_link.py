@@ -1,9 +1,9 @@
 """The SUB socket on which this node hears its peer, and the watch over its connection.
 
-The link hands state messages on as they come. With ``expire_on_refused`` it also watches its connection. When
-one on which the peer was heard breaks, it calls ``on_lost`` and probes the peer's endpoint
-(``bstar.pair.refusal``). It calls ``on_refused`` if the endpoint refuses before a new connection is up. The
-state machine decides what follows.
+The link hands state messages on as they come, and says why handshakes fail. With ``expire_on_refused`` it
+also watches for the end of a connection on which the peer was heard. It then calls ``on_lost`` and probes the
+peer's endpoint (``bstar.pair.refusal``). It calls ``on_refused`` if the endpoint refuses before a new
+connection is up. The state machine decides what follows.
 
 The monitor of a ZeroMQ socket lags: it reports what the I/O thread did a moment ago. So the link reads the
 monitor before messages, messages before it reports the loss of their connection, and the monitor once more
@@ -72,19 +72,22 @@ class PeerLink:
             socket.maxmsgsize = _STATE_BYTES_MAX
             for topic in TOPICS_HEARD:
                 socket.subscribe(topic)
-            if self._probe is not None or security is not None:
-                self._monitor = socket.get_monitor_socket(
-                    zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | FAILURES
-                )
-                self._monitor.linger = 0
+            self._monitor = socket.get_monitor_socket(
+                zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | FAILURES
+            )
+            self._monitor.linger = 0
             self._connector = LinkConnector(socket, remote, security, reactor)
             self._connector.connect()
         except BaseException:
             close_watched(self._socket, self._monitor)
             raise
-        if self._monitor is not None:
-            reactor.add_source(self._monitor, self._on_readable)
+        reactor.add_source(self._monitor, self._on_readable)
         reactor.add_source(socket, self._on_readable)
+
+    @property
+    def fault(self) -> str:
+        """Why handshakes with the peer fail; "" if none has failed lately."""
+        return self._connector.fault
 
     def _make_probe(self, remote: str) -> RefusalProbe | None:
         try:
@@ -100,8 +103,8 @@ class PeerLink:
         if self._probe is not None:
             self._probe.cancel()
         self._reactor.remove(self._socket)
-        if self._monitor is not None:
-            self._reactor.remove(self._monitor)
+        assert self._monitor is not None
+        self._reactor.remove(self._monitor)
         close_watched(self._socket, self._monitor)
 
     def _on_readable(self, now: float) -> None:
@@ -120,8 +123,7 @@ class PeerLink:
     def _follow_connection(self, now: float) -> bool:
         """Read the monitor. True if a probe under way began before what it reports."""
         is_news = False
-        if self._monitor is None:
-            return is_news
+        assert self._monitor is not None
         while self._monitor.poll(0):
             event = receive_event(self._monitor)[0]
             self._connector.follow(event, now)

@@ -182,6 +182,11 @@ class PairShell(Generic[Out]):
         if epochs is not None:
             reactor.add_timer(_EPOCH_RETRY_S, epochs.retry)
 
+    @property
+    def peer_fault(self) -> str:
+        """Why the last handshake with the peer failed; "" if it did not."""
+        return "" if self._link is None else self._link.fault
+
     def _follow_trust(self, is_any_gone: bool) -> None:
         """The list of principals has changed: whose key is gone must neither be heard nor hear."""
         assert self._link is not None
