@@ -12,7 +12,8 @@ class Connected(msgspec.Struct, frozen=True, gc=False):
 class Disconnected(msgspec.Struct, frozen=True, gc=False):
     """The connection to a node broke, or its first attempt failed.
 
-    ``reason``: broken, refused, or untrusted (at the handshake: one side does not accept the other's key).
+    ``reason``: broken, refused (or out of reach), or untrusted (at the handshake: one side does not accept
+    the other's key).
     """
 
     endpoint: str

@@ -27,14 +27,20 @@ _SEARCH_GROWTH = 1.5
 # While nothing is outstanding, PING only so that observers learn of changes.
 IDLE_PING_INTERVAL_S = 5.0
 
-UNTRUSTED = "handshake failed: check the key of each side, and in the node's list its entry and bounds"
+UNTRUSTED = (
+    "handshake failed: the node is frozen or busy, or one side does not accept the other's key (in the "
+    "node's list: its entry and bounds)"
+)
+# libzmq reports an attempt that was refused and one that found no way, or no answer, as the same event.
+_LACKS = {"": "not connected yet", "refused": "refused, or out of reach", "untrusted": UNTRUSTED}
 
 
 class Endpoint:
     """A node's address, and whether a connection to it is up.
 
-    ``trouble``: how the last connection, or the last attempt to connect, ended. Broken, refused, or untrusted
-    (at the handshake: one side does not accept the other's key). Empty at the beginning and while connected.
+    ``trouble``: how the last connection, or the last attempt to connect, ended. Broken, refused (or out of
+    reach), or untrusted (at the handshake: one side does not accept the other's key). Empty at the beginning
+    and while connected.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -63,7 +69,7 @@ class Endpoint:
     @property
     def lack(self) -> str:
         """Why there is no connection, for an error's text."""
-        return UNTRUSTED if self.trouble == "untrusted" else self.trouble or "not connected yet"
+        return _LACKS.get(self.trouble, self.trouble)
 
     def describe(self) -> str:
         """The node's state, for an error's text."""
