@@ -15,7 +15,9 @@ from bstar.settings.fronts import Fronts
 from bstar_broker import server as server_module
 from bstar_broker.bounds.connections import HAS_TCP_INFO
 from bstar_broker.core import Dispatch, Output, Send
+from bstar_broker.core.outputs import FrontSend
 from bstar_broker.core.records import Bundle
+from bstar_broker.fronts import shell as front_shell
 from bstar_broker.server import BrokerServer
 from bstar_testing import LoopbackHost
 from bstar_testing.processes import wait_until
@@ -145,3 +147,59 @@ def test_a_message_of_a_burst_that_cannot_be_sent_is_told_to_the_core(
         server._on_message([b"c"], 0.0)
         assert not server._flush(), "other sockets may have been used"
         assert (lost, sent) == ([b"request"], [b"1", b"another", b"2"])
+
+
+def test_a_worker_that_could_not_take_a_request_gets_no_later_one_of_the_turn(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one left if there was room again, and the core had given it to another worker already."""
+    tries: list[bytes] = []
+
+    def send_or_not(socket: Socket, frames: list[bytes]) -> None:
+        tries.append(frames[1])
+        if len(tries) == 1:
+            raise zmq.Again
+
+    lost: list[bytes | Bundle] = []
+
+    def undelivered(output: Dispatch, now: float) -> list[Output]:
+        lost.append(output.item)
+        return []
+
+    outputs: list[Output] = [Dispatch([b"w", b"1"], b"first"), Dispatch([b"w", b"2"], b"second")]
+    monkeypatch.setattr(server_module, "send", send_or_not)
+    with BrokerServer(settings) as server:
+        monkeypatch.setattr(server.node, "undelivered", undelivered)
+        monkeypatch.setattr(server.node, "receive_frames", lambda frames, now, user_id: outputs)
+        for turn in (lambda: server._carry_out(outputs), lambda: server._on_message([b"c"], 0.0)):
+            tries.clear()
+            lost.clear()
+            turn()
+            server._flush()
+            assert (tries, lost) == ([b"1"], [b"first", b"second"])
+
+
+def test_nor_does_a_worker_of_a_front(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job was at two job managers."""
+    tries: list[bytes] = []
+
+    def send_or_not(socket: Socket, frames: list[bytes]) -> None:
+        tries.append(frames[1])
+        if len(tries) == 1:
+            raise zmq.Again
+
+    doors = dict.fromkeys(("clients", "workers"), "tcp://127.0.0.1:*")
+    fronts = msgspec.convert({"emq": doors}, Fronts)
+    lost: list[FrontSend] = []
+    outputs = [FrontSend("emq", "workers", [b"m", b"%d" % number], True) for number in range(2)]
+    heartbeat = FrontSend("emq", "workers", [b"m", b"heartbeat"])
+    monkeypatch.setattr(front_shell, "send", send_or_not)
+
+    def unsent(output: FrontSend, now: float, *, is_gone: bool) -> list[Output]:
+        lost.append(output)
+        return []
+
+    with BrokerServer(msgspec.structs.replace(settings, fronts=fronts)) as server:
+        monkeypatch.setattr(server.node, "front_unsent", unsent)
+        server._carry_out([*outputs, heartbeat])
+    assert (tries, lost) == ([b"0", b"heartbeat"], outputs)

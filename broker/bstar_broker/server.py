@@ -456,9 +456,12 @@ class BrokerServer(Closing):
         self._unsent = []
         is_calm = True
         router = self._router
+        refused: set[object] = set()
         for output in unsent:
             frames = output.frames
             try:
+                if refused and type(output) is Dispatch and frames[0] in refused:
+                    raise zmq.Again
                 # As ``_send``, without the call: each message pays for it.
                 if len(frames[-1]) < COUNTED_BYTES_MIN or type(output) is Dispatch:
                     send(router, frames)
@@ -466,10 +469,15 @@ class BrokerServer(Closing):
                     self._unread.send(frames)
             except zmq.ZMQError as error:
                 is_calm = False
-                self._carry_out(self._on_unsent(output, error))
+                self._carry_out(self._on_unsent(output, error, refused))
         return is_calm
 
-    def _send(self, output: Send) -> None:
+    def _send(self, output: Send, refused: set[object]) -> None:
+        """``refused``: workers that could not take a request in this turn. They get no later one of it:
+        another worker has it.
+        """
+        if refused and type(output) is Dispatch and output.frames[0] in refused:
+            raise zmq.Again
         if len(output.frames[-1]) < COUNTED_BYTES_MIN or type(output) is Dispatch:
             send(self._router, output.frames)
         else:
@@ -480,16 +488,17 @@ class BrokerServer(Closing):
         if self._unsent:
             self._flush()
         pending = deque(outputs)
+        refused: set[object] = set()
         while pending:
             output = pending.popleft()
             if isinstance(output, Send):
                 try:
-                    self._send(output)
+                    self._send(output, refused)
                 except zmq.ZMQError as error:
-                    pending.extendleft(reversed(self._on_unsent(output, error)))
+                    pending.extendleft(reversed(self._on_unsent(output, error, refused)))
             elif isinstance(output, FrontSend):
                 assert self._fronts is not None
-                pending.extendleft(reversed(self._fronts.send(output)))
+                pending.extendleft(reversed(self._fronts.send(output, refused)))
             elif isinstance(output, Notice):
                 _log.warning("%s", output.text)
             elif isinstance(output, OrderReceived):
@@ -507,12 +516,13 @@ class BrokerServer(Closing):
         if self._store is not None:
             self._store.hand_over()
 
-    def _on_unsent(self, output: Send, error: zmq.ZMQError) -> list[Output]:
+    def _on_unsent(self, output: Send, error: zmq.ZMQError, refused: set[object]) -> list[Output]:
         """The peer is gone (EHOSTUNREACH), or its pipe is full (EAGAIN)."""
         if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
             raise error
         now = self.reactor.now()
         if type(output) is Dispatch:
+            refused.add(output.frames[0])
             return self.node.undelivered(output, now)
         return self.node.unreachable(output.frames[0], now, is_gone=error.errno == zmq.EHOSTUNREACH)
 

@@ -31,12 +31,13 @@ class Dispatch(Send, gc=False):
 class FrontSend(msgspec.Struct, gc=False):
     """Send these frames through a socket of a front. A ROUTER's begin with the peer's routing id there.
 
-    If they cannot be sent the shell tells the core (``Node.front_unsent``).
+    If they cannot be sent the shell tells the core (``Node.front_unsent``). ``is_request``: for a worker.
     """
 
     front: str
     door: str
     frames: list[bytes]
+    is_request: bool = False
 
 
 class Notice(msgspec.Struct, frozen=True, gc=False):

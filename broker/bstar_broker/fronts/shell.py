@@ -188,13 +188,18 @@ class FrontShell(Closing):
             if not before <= keys:
                 self._listeners[place].hang_up_all()
 
-    def send(self, output: FrontSend) -> list[Output]:
+    def send(self, output: FrontSend, refused: set[object]) -> list[Output]:
         """Send it; what follows if that is impossible.
 
-        A PUB without room for one subscriber sends it to the others: no subscriber holds the rest up.
+        ``refused``: workers that could not take a request in this turn. They get no later one of it: another
+        worker has it. A PUB without room for one subscriber sends it to the others: no subscriber holds the
+        rest up.
         """
         socket = self._sockets[output.front, output.door]
+        worker = (output.front, output.door, output.frames[0]) if output.is_request else None
         try:
+            if worker in refused:
+                raise zmq.Again
             send(socket, output.frames)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
@@ -203,6 +208,8 @@ class FrontShell(Closing):
                 socket.set(zmq.XPUB_NODROP, 0)
                 send(socket, output.frames)
                 socket.set(zmq.XPUB_NODROP, 1)
+            if worker is not None:
+                refused.add(worker)
             is_gone = error.errno == zmq.EHOSTUNREACH
             return self._node.front_unsent(output, self._reactor.now(), is_gone=is_gone)
         return []

@@ -67,7 +67,8 @@ class Desk:
 
     def send(self, door: str, routing_id: bytes, message: emq.Message) -> FrontSend:
         """This message, for this peer."""
-        return FrontSend(NAME, door, [routing_id, *emq.encode(message, wire=self.settings.wire)])
+        frames = [routing_id, *emq.encode(message, wire=self.settings.wire)]
+        return FrontSend(NAME, door, frames, isinstance(message, emq.Request))
 
     def heartbeat(self, door: str, routing_id: bytes) -> FrontSend:
         """HEARTBEAT."""

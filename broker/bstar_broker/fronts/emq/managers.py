@@ -273,7 +273,7 @@ class Managers:
         if manager is None:
             return []
         outputs: list[Output] = []
-        if output.frames[3] == b"REQUEST":
+        if output.is_request:
             job = manager.jobs.pop(output.frames[4], None)
             if job is not None:
                 outputs += self._inlet.take_back(job.lane.peer, job.identity, now)
