@@ -62,11 +62,13 @@ def test_no_number_is_so_near_a_border_that_logarithms_could_disagree() -> None:
 
 @pytest.mark.spark
 def test_spark_and_duckdb_come_to_what_python_comes_to(spark: "SparkSession") -> None:
+    from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
     borders = [round(sketch.GAMMA**bucket) + near for bucket in range(1100) for near in (-1, 0, 1)]
     values = sorted({0, *borders, *(-value for value in borders)})
     frame = spark.createDataFrame([(value,) for value in values], "value BIGINT")
-    by_spark = frame.select(sketch.bucket("value").alias("bucket")).select(
-        "bucket", sketch.value("bucket").alias("middle")
+    by_spark = frame.select(F.expr(sketch.bucket_sql("value")).alias("bucket")).select(
+        "bucket", F.expr(sketch.value_sql("bucket")).alias("middle")
     )
     found = [(row["bucket"], row["middle"]) for row in by_spark.collect()]
     database = duckdb.connect()

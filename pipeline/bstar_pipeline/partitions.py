@@ -7,6 +7,8 @@ to disk what does not fit in its memory.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 # Of each task.
@@ -25,42 +27,56 @@ def queried(
     frame: DataFrame,
     keys: Sequence[str],
     query: str,
-    shape: StructType,
+    shape: StructType | None = None,
     *,
     tables: Mapping[str, pa.Table] | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> DataFrame:
-    """What the query finds in ``rows``: those of ``frame`` that have equal ``keys``, and others.
+    """What the query finds in ``rows``: those of ``frame`` that have equal ``keys``, and others. Without
+    ``keys`` no row is moved, and those of a partition are together.
 
     ``tables``: small ones that the query joins, by name. ``values``: its parameters. Its columns are in the
-    order of ``shape``.
+    order of ``shape``; without one they are as the query has them.
     """
-    step = partial(_found, query, _arrow(frame.schema), _arrow(shape), tables or {}, values or {})
-    return frame.repartition(*keys).mapInArrow(step, shape)
+    asked = _Query(query, _arrow(frame.schema), tables or {}, values or {})
+    made = asked.shape() if shape is None else _arrow(shape)
+    rows = frame.repartition(*keys) if keys else frame
+    return rows.mapInArrow(partial(asked.rows, made), shape or from_arrow_schema(made))
 
 
 def _arrow(shape: StructType) -> pa.Schema:
     return to_arrow_schema(shape, timezone="UTC")
 
 
-def _found(
-    query: str,
-    given: pa.Schema,
-    made: pa.Schema,
-    tables: Mapping[str, pa.Table],
-    values: Mapping[str, Any],
-    batches: Iterable[pa.RecordBatch],
-) -> Iterator[pa.RecordBatch]:
-    """The rows of a query about the batches of a partition."""
-    with (
-        TemporaryDirectory(prefix="bstar-spill-") as spill,
-        duckdb.connect(config={"threads": 1, "memory_limit": _MEMORY_MAX, "temp_directory": spill}) as duck,
-    ):
-        duck.execute("SET TimeZone = 'UTC'")
-        for name, table in tables.items():
-            duck.register(name, table)
-        duck.register("rows", pa.RecordBatchReader.from_batches(given, _as(given, batches)))
-        yield from _as(made, duck.sql(query, params=values).to_arrow_reader())
+@dataclass(frozen=True, slots=True)
+class _Query:
+    text: str
+    given: pa.Schema
+    tables: Mapping[str, pa.Table]
+    values: Mapping[str, Any]
+
+    def shape(self) -> pa.Schema:
+        """The columns of what it finds."""
+        with self._found(()) as found:
+            return found.schema
+
+    def rows(self, made: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What it finds in the batches of a partition, in these columns."""
+        with self._found(batches) as found:
+            yield from _as(made, found)
+
+    @contextmanager
+    def _found(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatchReader]:
+        config: dict[str, Any] = {"threads": 1, "memory_limit": _MEMORY_MAX}
+        with (
+            TemporaryDirectory(prefix="bstar-spill-") as spill,
+            duckdb.connect(config={**config, "temp_directory": spill}) as duck,
+        ):
+            duck.execute("SET TimeZone = 'UTC'")
+            for name, table in self.tables.items():
+                duck.register(name, table)
+            duck.register("rows", pa.RecordBatchReader.from_batches(self.given, _as(self.given, batches)))
+            yield duck.sql(self.text, params=self.values).to_arrow_reader()
 
 
 def _as(shape: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -7,7 +7,8 @@ order of their values. A percentile is the value of the first bucket at which th
 reaches its share of the whole (nearest rank). Two histograms are merged by adding the weights of equal
 buckets, in any order and at any time: all engines come to the same numbers.
 
-Weights are counted in millionths, as whole numbers, so that sums do not depend on their order. Below 10^10
+Weights are counted in millionths, as whole numbers, so that sums do not depend on their order; a sampling
+rate of a third loses nothing that anybody could see. Below 10^10
 (2.8 hours) no whole number lies so close to the border of a bucket that two implementations of the logarithm
 could disagree about it.
 
@@ -18,9 +19,6 @@ section 2.
 
 import math
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
-
 ERROR = 0.01
 """A percentile is at most this share of it away from the exact one."""
 
@@ -29,9 +27,6 @@ GAMMA = (1 + ERROR) / (1 - ERROR)
 
 _LN_GAMMA = math.log(GAMMA)
 _MIDDLE = 2 / (GAMMA + 1)
-
-# Weights are kept as whole millionths; a sampling rate of a third loses nothing that anybody could see.
-_WEIGHT_UNIT = 1_000_000.0
 
 
 def bucket_of(value: int) -> int:
@@ -70,37 +65,16 @@ def value_sql(column: str) -> str:
     )
 
 
-def bucket(column: str) -> Column:
-    """``bucket_sql`` as a column."""
-    return F.expr(bucket_sql(column))
+def millionths_sql(weight: str) -> str:
+    """A weight as a whole number of millionths: sums of them are the same in whatever order."""
+    return f"CAST(ROUND({weight} * 1000000) AS BIGINT)"
 
 
-def value(column: str) -> Column:
-    """``value_sql`` as a column."""
-    return F.expr(value_sql(column))
-
-
-def millionths(weight: Column | str) -> Column:
-    """The sum of weights as a BIGINT of millionths, the same in whatever order they are added."""
-    column = F.col(weight) if isinstance(weight, str) else weight
-    # Nearly all weights are whole, and Spark rounds by way of decimal digits.
-    whole = column.cast("bigint")
-    rounded = F.round(column * _WEIGHT_UNIT).cast("bigint")
-    return F.sum(F.when(column == whole, whole * int(_WEIGHT_UNIT)).otherwise(rounded))
-
-
-def total(weight: Column | str) -> Column:
-    """The sum of weights as a DOUBLE, exact to the millionth. Null for no row, as sums are."""
-    return millionths(weight) / _WEIGHT_UNIT
-
-
-def percentile(share: float, bucket: Column | str, running: Column | str, whole: Column | str) -> Column:
+def percentile_sql(share: float, bucket: str, running: str, whole: str) -> str:
     """An aggregate: the bucket in which the given share (0 to 1) of the weights is reached.
 
     ``running`` is the sum of weights up to and with this bucket, ``whole`` that of all of them. Null without
     weights.
     """
-    first, sum_so_far, sum_of_all = (
-        F.col(name) if isinstance(name, str) else name for name in (bucket, running, whole)
-    )
-    return F.min(F.when((sum_of_all > 0) & (sum_so_far >= sum_of_all * share), first))
+    reached = f"{running} >= {whole} * CAST('{share!r}' AS DOUBLE)"
+    return f"MIN(CASE WHEN {whole} > 0 AND {reached} THEN {bucket} END)"

@@ -10,9 +10,13 @@ nothing of weekdays and holidays: give it whole weeks. Fewer than two days give 
 of a day looks like a trend.
 """
 
-from pyspark.sql import Column, DataFrame, Window
+# ruff: noqa: S608 - all that is put into queries are constants
+
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from bstar_pipeline.pair_rows import together
+from bstar_pipeline.partitions import queried
 from bstar_pipeline.schema import table_schema
 
 HOURS_MIN = 48
@@ -21,7 +25,10 @@ HOURS_MIN = 48
 # Beyond a year a straight line says nothing.
 _AHEAD_MAX_S = 365 * 86_400
 _HOUR_US = 3_600_000_000
-_KEY = ("day", "pair", "service", "hour")
+_CARRIED = (
+    "kind", "pair", "boot", "seq", "at", "service", "state", "new", "interval_us", "workers", "credit",
+    "busy_us", "accepted", "queued",
+)  # fmt: skip
 
 
 def capacity(records: DataFrame, before: DataFrame | None = None) -> DataFrame:
@@ -29,57 +36,59 @@ def capacity(records: DataFrame, before: DataFrame | None = None) -> DataFrame:
 
     The line goes through the hours of ``before``, too: the table of earlier days.
     """
-    loads = _loads_of_serving_nodes(records)
-    room_us = F.col("credit") * F.col("interval_us")
-    since_hour_s = (F.col("at") - F.unix_micros("hour")) / 1e6
-    hours = loads.groupBy(*_KEY).agg(
-        _mean("workers").alias("workers"),
-        _mean("credit").alias("credit"),
-        (F.sum("busy_us") / F.nullif(F.sum(room_us), F.lit(0))).alias("utilisation"),
-        F.max(F.col("busy_us") / F.nullif(room_us, F.lit(0))).alias("peak_utilisation"),
-        (F.sum("accepted") / F.sum("interval_us") * 1e6).alias("arrivals_per_s"),
-        _mean("queued").alias("queued_mean"),
-        F.max("queued").alias("queued_max"),
-        F.regr_slope("queued", since_hour_s).alias("queue_growth_per_s"),
-    )
+    told = records.where("kind IN ('load', 'pulse', 'state', 'active', 'inactive')")
+    rows = told.select(*_CARRIED, F.lit(None).cast("double").alias("utilisation"))
     if before is not None:
-        hours = hours.unionByName(before.select(*hours.columns))
-    service = Window.partitionBy("pair", "service")
-    at_s = F.unix_timestamp("hour").cast("double")
-    known = F.count("utilisation").over(service) >= HOURS_MIN
-    # Hours are counted from the last one: with seconds since 1970 the intercept would be far away.
-    line = hours.select("*", F.max(F.unix_timestamp("hour")).over(service).alias("last_s"))
-    after_s = at_s - F.col("last_s")
-    line = line.select(
-        "*",
-        F.when(known, F.regr_slope("utilisation", after_s).over(service)).alias("slope"),
-        F.when(known, F.regr_intercept("utilisation", after_s).over(service)).alias("intercept"),
-    )
-    until_s = (1 - F.col("intercept")) / F.nullif("slope", F.lit(0.0))
-    saturates = (F.col("slope") > 0) & (until_s <= _AHEAD_MAX_S)
-    # Rounded to the minute: more would be pretence.
-    full_at = F.timestamp_seconds(F.round((F.col("last_s") + until_s) / 60) * 60)
-    columns = {"trend_per_day": F.col("slope") * 86_400, "saturates_at": F.when(saturates, full_at)}
-    return line.withColumns(columns).select(*table_schema("gold.capacity").names)
+        hour_us = F.unix_micros("hour").alias("at")
+        rows = together(rows, before.select("pair", "service", "utilisation", hour_us))
+    return queried(rows, ("pair",), _SQL, table_schema("gold.capacity"))
 
 
-def _loads_of_serving_nodes(records: DataFrame) -> DataFrame:
-    """Load records of nodes that were active then; of unknown state only those that had work."""
-    serving = F.expr(
-        "CASE kind WHEN 'active' THEN true WHEN 'inactive' THEN false "
-        "WHEN 'pulse' THEN lower(state) = 'active' WHEN 'state' THEN lower(new) = 'active' END"
-    )
-    so_far = Window.partitionBy("pair", "boot").orderBy("seq").rowsBetween(Window.unboundedPreceding, 0)
-    hour = F.timestamp_micros(F.expr(f"at DIV {_HOUR_US} * {_HOUR_US}L"))
-    return (
-        records.where("topic = 'events' AND kind IN ('load', 'pulse', 'state', 'active', 'inactive')")
-        .select("*", F.last(serving, ignorenulls=True).over(so_far).alias("is_serving"))
-        .where("kind = 'load' AND interval_us > 0")
-        .where("coalesce(is_serving, busy_us > 0 OR accepted > 0 OR queued > 0)")
-        .withColumns({"hour": hour, "day": F.to_date(hour)})
-    )
-
-
-def _mean(column: str) -> Column:
+def _mean(column: str) -> str:
     """Over time: each record weighs as much as its interval is long."""
-    return F.sum(F.col(column) * F.col("interval_us")) / F.sum("interval_us")
+    return f"sum({column} * interval_us) / sum(interval_us) AS {column}"
+
+
+# Of unknown state only those nodes count that had work. Hours are counted from the last one: with seconds
+# since 1970 the intercept would be far away. Rounded to the minute: more would be pretence.
+_SQL = f"""
+WITH told AS (
+    SELECT *, last_value(
+        CASE kind WHEN 'active' THEN true WHEN 'inactive' THEN false
+            WHEN 'pulse' THEN lower(state) = 'active' WHEN 'state' THEN lower(new) = 'active' END
+        IGNORE NULLS) OVER (PARTITION BY pair, boot ORDER BY seq ROWS UNBOUNDED PRECEDING) AS is_serving
+    FROM rows
+),
+hours AS (
+    SELECT pair, service, "at" // {_HOUR_US} * {_HOUR_US} AS hour_us,
+        {_mean("workers")}, {_mean("credit")},
+        coalesce(any_value(utilisation), sum(busy_us) / nullif(sum(credit * interval_us), 0)) AS utilisation,
+        max(busy_us / nullif(credit * interval_us, 0)) AS peak,
+        sum(accepted) / sum(interval_us) * 1e6 AS arrivals_per_s,
+        {_mean("queued")}, max(queued) AS queued_max,
+        regr_slope(queued, ("at" - "at" // {_HOUR_US} * {_HOUR_US}) / 1e6
+            ORDER BY "at", boot, seq) AS queue_growth_per_s
+    FROM told
+    WHERE utilisation IS NOT NULL OR (kind = 'load' AND interval_us > 0
+        AND coalesce(is_serving, busy_us > 0 OR accepted > 0 OR queued > 0))
+    GROUP BY pair, service, hour_us
+),
+placed AS (
+    SELECT *, max(hour_us) OVER (PARTITION BY pair, service) AS last_us, (hour_us - last_us) / 1e6 AS after_s
+    FROM hours
+),
+lines AS (
+    SELECT *, count(utilisation) OVER of_service >= {HOURS_MIN} AS is_known,
+        if(is_known, regr_slope(utilisation, after_s) OVER of_service, NULL) AS slope,
+        (1 - regr_intercept(utilisation, after_s) OVER of_service) / nullif(slope, 0) AS until_s
+    FROM placed WINDOW of_service AS (
+        PARTITION BY pair, service ORDER BY hour_us ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING
+    )
+)
+SELECT service, make_timestamp(hour_us) AS hour, workers, credit, utilisation, peak, arrivals_per_s, queued,
+    queued_max, queue_growth_per_s, slope * 86_400,
+    if(slope > 0 AND until_s <= {_AHEAD_MAX_S},
+        make_timestamp((round((last_us / 1e6 + until_s) / 60) * 60_000_000)::BIGINT), NULL),
+    hour::DATE AS day, pair
+FROM lines
+"""

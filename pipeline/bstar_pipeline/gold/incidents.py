@@ -41,12 +41,11 @@ _OF_BOTH = ("start", "both-active", "both-crash", "partition", "handover")
 def seen(requests: DataFrame, histories: Mapping[str, PairHistory]) -> list[dict[str, Any]]:
     """Incidents of ``silver.histories``, and outages as requests tell them; nothing is counted yet."""
     near = (
-        {"pair": pair, "second": second}
+        (pair, second)
         for pair, history in histories.items()
         for second in sorted(outages.seconds(history.incidents))
     )
-    seconds = frame_of(requests.sparkSession, near, outages.SECOND)
-    gaps = by_pair(collected(outages.gaps(requests, seconds)))
+    gaps = by_pair(collected(outages.gaps(requests, near)))
     return [
         each for pair, history in histories.items() for each in _outages(pair, history, gaps.get(pair, ()))
     ]

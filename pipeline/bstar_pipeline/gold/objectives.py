@@ -16,14 +16,18 @@ the node that answered them, and left out here. Percentiles and slowness are tho
 finished; the rest has no meaningful times, and is an error anyway.
 """
 
-from collections.abc import Callable
+# ruff: noqa: S608 - all that is put into queries are constants
 
-from pyspark.sql import Column, DataFrame, Window
+from collections.abc import Mapping
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from bstar.records.broker import FINISHED
 from bstar.wire.refusals import OF_SERVICE
 from bstar_pipeline import sketch
+from bstar_pipeline.partitions import queried
 from bstar_pipeline.schema import table_schema
 from bstar_pipeline.slo import Objective, Objectives
 
@@ -38,216 +42,188 @@ CALL = "call"
 """The measure of calls: from the beginning of the call to its outcome."""
 
 _MINUTE_US = 60_000_000
-_KEY = ("day", "pair", "service", "minute")
+_OF_SERVICE = ("pair", "service")
+_CARRIED = (
+    "pair", "service", "at", "kind", "outcome", "reason", "weight", "count",
+    "queued_us", "busy_us", "total_us",
+)  # fmt: skip
 
 
 def sketches(records: DataFrame) -> DataFrame:
-    """gold.sketches of bronze records. One pass: rows are added up where they lie, only sums are shuffled."""
-    ended = (F.col("kind") == "request") & F.col("outcome").isin(*ENDED)
-    refused = (F.col("kind") == "refused") & F.col("reason").isin(*OF_SERVICE) & (F.col("service") != "")
-    called = (F.col("kind") == "call") & F.col("outcome").isin(*CALL_ENDED)
-    counted = records.where(F.col("topic").isin("requests", "calls", "events")).where(
-        ended | refused | called
-    )
-    # Measures go by number until the sums are made: whole numbers are grouped faster than words.
-    rows = counted.select(
-        "pair",
-        "service",
-        F.expr(f"at DIV {_MINUTE_US}").alias("at_minute"),
-        F.when(ended | called, F.col("outcome")).otherwise(F.col("reason")).alias("outcome"),
-        F.when(ended | called, F.col("weight")).otherwise(F.col("count").cast("double")).alias("weight"),
-        F.explode(
-            F.when(ended, F.array(*(_entry(i, f"{name}_us") for i, name in enumerate(MEASURES))))
-            .when(called, F.array(_entry(len(MEASURES), "total_us")))
-            .otherwise(F.array(_entry(MEASURES.index("total"), "CAST(NULL AS BIGINT)")))
-        ).alias("entry"),
-    )
-    sums = rows.groupBy(
-        "pair",
-        "service",
-        "at_minute",
-        "outcome",
-        F.col("entry.measure").alias("measure"),
-        F.col("entry.bucket").alias("bucket"),
-    ).agg(sketch.total("weight").alias("weight"))
-    minute = F.timestamp_micros(F.col("at_minute") * _MINUTE_US)
-    names = F.array(*map(F.lit, (*MEASURES, CALL)))
-    return sums.select(
-        "service",
-        minute.alias("minute"),
-        "outcome",
-        F.element_at(names, F.col("measure") + 1).alias("measure"),
-        "bucket",
-        "weight",
-        F.to_date(minute).alias("day"),
-        "pair",
-    )
+    """gold.sketches of bronze records. Rows are added up where they lie, only sums are shuffled."""
+    rows = records.where(F.col("topic").isin("requests", "calls", "events")).select(*_CARRIED)
+    sums = queried(rows, (), _SUMS)
+    return queried(sums, _OF_SERVICE, _SKETCHES, table_schema("gold.sketches"))
 
 
-def _entry(measure: int, column: str) -> Column:
-    return F.struct(F.lit(measure).alias("measure"), sketch.bucket(column).alias("bucket"))
+def _entries(**columns: str) -> str:
+    """A list of a bucket of each measure."""
+    entries = (f"{{measure: '{name}', bucket: {sketch.bucket_sql(of)}}}" for name, of in columns.items())
+    return f"[{', '.join(entries)}]"
+
+
+_SUMS = f"""
+WITH entries AS (
+    SELECT pair, service, "at" // {_MINUTE_US} AS at_minute,
+        if(kind = 'refused', reason, outcome) AS outcome,
+        {sketch.millionths_sql("if(kind = 'refused', count, weight)")} AS weight,
+        unnest(CASE kind WHEN 'request' THEN {_entries(**{name: f"{name}_us" for name in MEASURES})}
+            WHEN 'call' THEN {_entries(**{CALL: "total_us"})}
+            ELSE [{{measure: 'total', bucket: NULL::INT}}] END) AS entry
+    FROM rows
+    WHERE (kind = 'request' AND outcome IN {ENDED}) OR (kind = 'call' AND outcome IN {CALL_ENDED})
+        OR (kind = 'refused' AND reason IN {OF_SERVICE} AND service <> '')
+)
+SELECT pair, service, at_minute, outcome, entry.measure AS measure, entry.bucket AS bucket,
+    sum(weight)::BIGINT AS weight
+FROM entries GROUP BY ALL
+"""
+_SKETCHES = f"""
+SELECT service, make_timestamp(at_minute * {_MINUTE_US}) AS minute, outcome, measure, bucket,
+    sum(weight) / 1e6 AS weight, minute::DATE AS day, pair
+FROM rows GROUP BY ALL
+"""
 
 
 def objectives(sketches: DataFrame, slo: Objectives | None = None) -> DataFrame:
     """gold.objectives of sketches, of one run or of many together."""
     slo = slo or Objectives()
-    minutes = _minutes(sketches, slo)
-    budget = 1 - _of(slo, lambda objective: objective.availability)
-    slow_budget = 1 - _of(slo, lambda objective: objective.latency_share)
-    error_share = F.col("errors") / F.col("requests")
-    slow_share = F.col("slow") / F.nullif("finished", F.lit(0.0))
-
-    def within(back_s: int, column: str) -> Column:
-        window = (
-            Window.partitionBy("pair", "service")
-            .orderBy(F.unix_timestamp("minute"))
-            .rangeBetween(60 - back_s, Window.currentRow)
-        )
-        return F.sum(column).over(window)
-
-    def burn(back_s: int) -> Column:
-        return within(back_s, "errors") / within(back_s, "requests") / budget
-
-    burning = minutes.select(
-        *_KEY,
-        "requests",
-        "counted",
-        (F.col("requests") / 60).alias("rate"),
-        "errors",
-        error_share.alias("error_share"),
-        slow_share.alias("slow_share"),
-        *(f"{name}_p{share * 100:.0f}_us" for name in MEASURES for share in SHARES),
-        (error_share / budget).alias("burn_rate"),
-        (slow_share / slow_budget).alias("slow_burn_rate"),
-        burn(300).alias("burn_5m"),
-        burn(3600).alias("burn_1h"),
-        burn(21_600).alias("burn_6h"),
-        (within(3600, "requests") >= slo.alert_requests).alias("has_1h"),
-        (within(21_600, "requests") >= slo.alert_requests).alias("has_6h"),
-    )
-    alert = F.when(
-        F.col("has_1h") & (F.col("burn_1h") >= slo.fast_burn) & (F.col("burn_5m") >= slo.fast_burn),
-        F.lit("fast"),
-    ).when(
-        F.col("has_6h") & (F.col("burn_6h") >= slo.slow_burn) & (F.col("burn_1h") >= slo.slow_burn),
-        F.lit("slow"),
-    )
-    return burning.withColumn("alert", alert).select(*table_schema("gold.objectives").names)
+    burns = {"fast_burn": slo.fast_burn, "slow_burn": slo.slow_burn, "alert_requests": slo.alert_requests}
+    return _judged(sketches, slo, _OBJECTIVES, "gold.objectives", burns)
 
 
 def budgets(sketches: DataFrame, slo: Objectives | None = None) -> DataFrame:
     """gold.budgets of sketches: what each day brought, and what its period has used up."""
     slo = slo or Objectives()
-    days = (
-        _minutes(sketches, slo, with_percentiles=False)
-        .groupBy("day", "pair", "service", "counted")
-        .agg(*(sketch.total(name).alias(name) for name in ("requests", "errors", "slow", "finished")))
-    )
-    period = (
-        Window.partitionBy("pair", "service")
-        .orderBy(F.unix_date("day"))
-        .rangeBetween(1 - slo.period_days, Window.currentRow)
-    )
-    summed = days.select(
-        "*",
-        *(
-            F.sum(name).over(period).alias(f"period_{name}")
-            for name in ("requests", "errors", "slow", "finished")
-        ),
-        _of(slo, lambda objective: objective.availability).alias("availability"),
-        _of(slo, lambda objective: objective.latency_us).cast("bigint").alias("latency_us"),
-        _of(slo, lambda objective: objective.latency_share).alias("latency_share"),
-    )
-    used = F.col("period_errors") / F.col("period_requests") / (1 - F.col("availability"))
-    slow_used = F.coalesce(
-        F.col("period_slow") / F.nullif("period_finished", F.lit(0.0)) / (1 - F.col("latency_share")),
-        F.lit(0.0),
-    )
-    columns = {"budget_used": used, "slow_budget_used": slow_used, "is_kept": (used <= 1) & (slow_used <= 1)}
-    return summed.withColumns(columns).select(*table_schema("gold.budgets").names)
+    return _judged(sketches, slo, _BUDGETS, "gold.budgets", {"days_before": slo.period_days - 1})
 
 
-def _minutes(sketches: DataFrame, slo: Objectives, with_percentiles: bool = True) -> DataFrame:
-    """One row for each service and minute: counted, requests, errors, finished, slow, and the percentiles."""
-    finished = F.col("outcome").isin(*FINISHED)
-    is_call = F.col("measure") == CALL
-    has_calls = F.max(is_call).over(Window.partitionBy("day", "pair", "service"))
-    error = F.when(is_call, _is_failed_call(slo)).otherwise(_is_error(slo))
-    # Refusals that the objective does not count as errors are no requests either: they came again.
-    ended = F.when(is_call, F.col("outcome").isin(*CALL_ENDED)).otherwise(
-        F.col("outcome").isin(*ENDED) | error
+def _judged(
+    sketches: DataFrame, slo: Objectives, query: str, name: str, values: Mapping[str, float]
+) -> DataFrame:
+    promises = [_promise(None, slo.default), *(_promise(*each) for each in slo.services.items())]
+    tables = {"promises": pa.Table.from_pylist(promises, _PROMISES)}
+    return queried(sketches, _OF_SERVICE, query, table_schema(name), tables=tables, values=values)
+
+
+# Of each service that is named, and of all others: ``promised`` is null.
+_PROMISES = pa.schema(
+    {
+        "promised": pa.string(),
+        "availability": pa.float64(),
+        "latency_us": pa.int64(),
+        "latency_share": pa.float64(),
+        "border": pa.int32(),
+        "failures": pa.list_(pa.string()),
+        "failed_calls": pa.list_(pa.string()),
+    }
+)
+
+
+def _promise(service: str | None, objective: Objective) -> dict[str, object]:
+    """``failures``: outcomes of requests, and reasons of refusals, that are errors."""
+    failed = [error for error in objective.errors if error == "failed"]
+    busy = [] if {*OF_SERVICE}.isdisjoint(objective.errors) else ["busy"]
+    return {
+        "promised": service,
+        "availability": objective.availability,
+        "latency_us": objective.latency_us,
+        "latency_share": objective.latency_share,
+        "border": sketch.bucket_of(objective.latency_us),
+        "failures": objective.errors,
+        "failed_calls": [*UNANSWERED, *failed, *busy],
+    }
+
+
+# Weights are whole millionths until they are shown. Refusals that the objective does not count as errors are
+# no requests either: they came again. ``is_total``: what requests and errors are counted by.
+_BUCKETS = f"""
+WITH judged AS (
+    SELECT rows.*, promises.*, measure = '{CALL}' AS is_call,
+        list_contains(if(measure = '{CALL}', failed_calls, failures), outcome) AS is_error,
+        {sketch.millionths_sql("weight")} AS parts
+    FROM rows JOIN promises
+        ON promised IS NOT DISTINCT FROM if(service IN (SELECT promised FROM promises), service, NULL)
+),
+viewed AS (
+    SELECT *, bool_or(is_call) OVER (PARTITION BY day, pair, service) AS has_calls FROM judged
+    WHERE if(is_call, outcome IN {CALL_ENDED}, outcome IN {ENDED} OR is_error)
+),
+buckets AS (
+    SELECT day, pair, service, minute, measure, bucket, has_calls, availability, latency_us, latency_share,
+        border, measure = if(has_calls, '{CALL}', 'total') AS is_total,
+        sum(parts) AS requests, coalesce(sum(parts) FILTER (is_error), 0) AS errors,
+        coalesce(sum(parts) FILTER (outcome IN {FINISHED}), 0) AS finished
+    FROM viewed GROUP BY ALL
+)"""
+_COUNTS = """if(has_calls, 'calls', 'requests') AS counted, availability, latency_us, latency_share,
+        coalesce(sum(requests) FILTER (is_total), 0) AS requests,
+        coalesce(sum(errors) FILTER (is_total), 0) AS errors,
+        coalesce(sum(finished) FILTER (is_total), 0) AS finished,
+        coalesce(sum(finished) FILTER (is_total AND bucket > border), 0) AS slow"""
+_WINDOWS_S = {"5m": 300, "1h": 3600, "6h": 21_600}
+_BURNS = ", ".join(
+    f"sum(errors) OVER _{name} / sum(requests) OVER _{name} / (1 - availability) AS burn_{name}, "
+    f"sum(requests) OVER _{name} / 1e6 >= $alert_requests AS has_{name}"
+    for name in _WINDOWS_S
+)
+_WINDOWS = ", ".join(
+    f"_{name} AS (PARTITION BY pair, service ORDER BY epoch(minute)::BIGINT "
+    f"RANGE BETWEEN {back_s - 60} PRECEDING AND CURRENT ROW)"
+    for name, back_s in _WINDOWS_S.items()
+)
+
+
+def _percentile(name: str, share: float) -> str:
+    condition = "is_total" if name == "total" else f"measure = '{name}'"
+    reached = sketch.percentile_sql(share, "bucket", "running", "whole")
+    return f"{reached} FILTER ({condition})"
+
+
+_PERCENTILES = {f"{name}_p{share * 100:.0f}": (name, share) for name in MEASURES for share in SHARES}
+_FOUND = ", ".join(f"{_percentile(*each)} AS {name}" for name, each in _PERCENTILES.items())
+_SHOWN = ", ".join(f"{sketch.value_sql(name)} AS {name}_us" for name in _PERCENTILES)
+_OBJECTIVES = f"""{_BUCKETS},
+ranked AS (
+    SELECT *, sum(finished) OVER (of_measure ORDER BY bucket) AS running,
+        sum(finished) OVER of_measure AS whole
+    FROM buckets WINDOW of_measure AS (PARTITION BY day, pair, service, minute, measure)
+),
+minutes AS (
+    SELECT day, pair, service, minute, {_COUNTS}, {_FOUND}
+    FROM ranked GROUP BY day, pair, service, minute, has_calls, availability, latency_us, latency_share
+),
+burning AS (
+    SELECT *, errors / requests AS error_share, slow / nullif(finished, 0) AS slow_share,
+        {_BURNS}
+    FROM minutes WHERE requests > 0 WINDOW {_WINDOWS}
+)
+SELECT service, minute, counted, requests / 1e6 AS requests, requests / 60e6 AS rate, errors / 1e6 AS errors,
+    error_share, slow_share, {_SHOWN},
+    error_share / (1 - availability) AS burn_rate, slow_share / (1 - latency_share) AS slow_burn_rate,
+    burn_5m, burn_1h, burn_6h,
+    CASE WHEN has_1h AND burn_1h >= $fast_burn AND burn_5m >= $fast_burn THEN 'fast'
+        WHEN has_6h AND burn_6h >= $slow_burn AND burn_1h >= $slow_burn THEN 'slow' END AS alert,
+    day, pair
+FROM burning
+"""
+_BUDGETS = f"""{_BUCKETS},
+days AS (
+    SELECT day, pair, service, {_COUNTS} FROM buckets
+    GROUP BY day, pair, service, has_calls, availability, latency_us, latency_share HAVING requests > 0
+),
+periods AS (
+    SELECT *, sum(requests) OVER period AS period_requests, sum(errors) OVER period AS period_errors,
+        sum(slow) OVER period AS period_slow,
+        period_errors / period_requests / (1 - availability) AS used,
+        coalesce(period_slow / nullif(sum(finished) OVER period, 0) / (1 - latency_share), 0) AS slow_used
+    FROM days WINDOW period AS (
+        PARTITION BY pair, service ORDER BY day - DATE '1970-01-01'
+        RANGE BETWEEN $days_before PRECEDING AND CURRENT ROW
     )
-    rows = sketches.where(ended).withColumn("has_calls", has_calls)
-    # What requests and errors are counted by, and the total time.
-    is_total = F.col("measure") == F.when(F.col("has_calls"), CALL).otherwise("total")
-    buckets = rows.groupBy(*_KEY, "has_calls", "measure", "bucket")
-    sums = buckets.agg(
-        sketch.millionths("weight").alias("weight"),
-        sketch.millionths(F.when(error, F.col("weight")).otherwise(0.0)).alias("errors"),
-        sketch.millionths(F.when(finished, F.col("weight")).otherwise(0.0)).alias("finished"),
-    )
-    border = _of(slo, lambda objective: sketch.bucket_of(objective.latency_us))
-    counts = [
-        (F.sum(F.when(condition, F.col(column)).otherwise(0)) / 1e6).alias(name)
-        for name, column, condition in (
-            ("requests", "weight", is_total),
-            ("errors", "errors", is_total),
-            ("finished", "finished", is_total),
-            ("slow", "finished", is_total & (F.col("bucket") > border)),
-        )
-    ]
-    counted = F.when(F.col("has_calls"), "calls").otherwise("requests").alias("counted")
-    if not with_percentiles:
-        return sums.groupBy(*_KEY, "has_calls").agg(*counts).where("requests > 0").select("*", counted)
-    whole = Window.partitionBy(*_KEY, "measure")
-    running = whole.orderBy("bucket").rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    ranked = sums.select(
-        "*", F.sum("finished").over(running).alias("running"), F.sum("finished").over(whole).alias("whole")
-    )
-    measured = {name: F.col("measure") == name for name in MEASURES} | {"total": is_total}
-    quantiles = [
-        sketch.percentile(share, F.when(condition, F.col("bucket")), F.col("running"), F.col("whole")).alias(
-            f"{name}_p{share * 100:.0f}"
-        )
-        for name, condition in measured.items()
-        for share in SHARES
-    ]
-    grouped = ranked.groupBy(*_KEY, "has_calls").agg(*counts, *quantiles).where("requests > 0")
-    return grouped.select(
-        *_KEY,
-        counted,
-        "requests",
-        "errors",
-        "finished",
-        "slow",
-        *(
-            sketch.value(f"{name}_p{share * 100:.0f}").alias(f"{name}_p{share * 100:.0f}_us")
-            for name in MEASURES
-            for share in SHARES
-        ),
-    )
-
-
-def _is_error(slo: Objectives) -> Column:
-    """Whether a node's outcome, or its reason of refusal, is an error of the row's service."""
-    error = F.lit(False)
-    for service, objective in slo.services.items():
-        error = error | ((F.col("service") == service) & F.col("outcome").isin(*objective.errors))
-    of_default = F.col("outcome").isin(*slo.default.errors)
-    return error | (~F.col("service").isin(*slo.services) & of_default if slo.services else of_default)
-
-
-def _is_failed_call(slo: Objectives) -> Column:
-    """The same of a call's outcome."""
-    busy = _of(slo, lambda objective: not set(objective.errors).isdisjoint(OF_SERVICE))
-    failed = _of(slo, lambda objective: "failed" in objective.errors)
-    outcome = F.col("outcome")
-    return outcome.isin(*UNANSWERED) | ((outcome == "busy") & busy) | ((outcome == "failed") & failed)
-
-
-def _of(slo: Objectives, field: Callable[[Objective], float]) -> Column:
-    """A field of the objective that the row's service has."""
-    chosen = F.lit(field(slo.default))
-    for name, objective in slo.services.items():
-        chosen = F.when(F.col("service") == name, F.lit(field(objective))).otherwise(chosen)
-    return chosen
+)
+SELECT service, counted, availability, latency_us, latency_share,
+    requests / 1e6, errors / 1e6, slow / 1e6, period_requests / 1e6, period_errors / 1e6, period_slow / 1e6,
+    used, slow_used, used <= 1 AND slow_used <= 1, day, pair
+FROM periods
+"""

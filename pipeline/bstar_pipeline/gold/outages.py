@@ -17,6 +17,8 @@ A request that waits alone is no outage: its service may have no workers, or its
 pair whose requests are a sample nothing is said: those that are not here may have been answered meanwhile.
 """
 
+# ruff: noqa: S608 - all that is put into queries are constants
+
 from __future__ import annotations
 
 from bisect import bisect_right
@@ -26,18 +28,15 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+import pyarrow as pa
+from pyspark.sql import DataFrame
 
 from bstar.records.broker import FINISHED
 from bstar_pipeline.gold.history import CLOCK_ERROR_US, Incident
+from bstar_pipeline.partitions import queried
 
 OUTAGE_MIN_US = 100_000
 """Shorter waits are the business of the objectives."""
-
-SECOND = StructType([StructField("pair", StringType()), StructField("second", LongType())])
-"""A second around an incident."""
 
 # By how much a time without an answer may reach beyond its incident.
 _SETTLE_US = 2_000_000
@@ -102,58 +101,59 @@ def seconds(incidents: Iterable[Incident]) -> set[int]:
     return found
 
 
-def gaps(requests: DataFrame, near: DataFrame) -> DataFrame:
+def gaps(requests: DataFrame, near: Iterable[tuple[str, int]]) -> DataFrame:
     """Times without an answer in which a request of ``silver.requests`` waited: pair, the fields of Gap, and
     the greatest weight of the pair's requests.
 
-    ``near``: the seconds around incidents (pair, second). Elsewhere only gaps as long as an outage are given.
+    ``near``: the seconds around incidents, by pair. Elsewhere only gaps as long as an outage are given.
     """
-    ended_us, is_answer = F.col("ended_at_us"), F.col("outcome").isin(*FINISHED)
-    is_near = F.coalesce("is_near", F.lit(False))
-    slot = F.when(is_near, F.expr(f"ended_at_us DIV {_FINE_US}")).otherwise(
-        F.expr(f"ended_at_us DIV {_COARSE_US} * {_COARSE_US // _FINE_US}")
-    )
-    slots = (
-        requests.where(ended_us.isNotNull())
-        .withColumn("second", F.expr(f"ended_at_us DIV {_SECOND_US}"))
-        .join(F.broadcast(near.withColumn("is_near", F.lit(True))), ["pair", "second"], "left")
-        .groupBy("pair", slot.alias("slot"))
-        .agg(
-            F.min(F.coalesce("asked_at_us", ended_us)).alias("asked_us"),
-            F.min(F.when(is_answer, ended_us)).alias("first_us"),
-            F.max(F.when(is_answer, ended_us)).alias("last_us"),
-            F.min(F.when(is_answer, ended_us - F.coalesce("busy_us", F.lit(0)))).alias("work_us"),
-            F.max(ended_us).alias("ended_us"),
-            F.max("weight").alias("weight"),
-            F.max(is_near).alias("is_near"),
-        )
-    )
-    of_pair = Window.partitionBy("pair")
-    before = of_pair.orderBy("slot").rowsBetween(Window.unboundedPreceding, -1)
-    # Backwards, because Spark begins anew at every row for a frame that ends with the last one.
-    later = of_pair.orderBy(F.desc("slot")).rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    placed = slots.select(
-        "*",
-        # A gap is what ended after one answer, up to the next slot with an answer.
-        F.count("last_us").over(before).alias("gap"),
-        F.max("last_us").over(before).alias("before_us"),
-        F.min("asked_us").over(later).alias("waits_us"),
-        F.min("work_us").over(later).alias("works_us"),
-        F.max("weight").over(of_pair).alias("heaviest"),
-    ).where("before_us IS NOT NULL")
-    end_us = F.coalesce(F.min("first_us"), F.max("ended_us"))
-    found = placed.groupBy("pair", "gap", "heaviest").agg(
-        F.max("before_us").alias("before_at_us"),
-        F.greatest(F.max("before_us"), F.min("waits_us")).alias("began_at_us"),
-        end_us.alias("answered_at_us"),
-        F.least(end_us, F.min("works_us")).alias("worked_at_us"),
-        F.min("first_us").isNull().alias("is_open"),
-        F.max("is_near").alias("is_near"),
-    )
-    return found.where(
-        "answered_at_us > began_at_us AND "
-        f"(is_near OR (heaviest <= 1 AND worked_at_us - began_at_us >= {OUTAGE_MIN_US}))"
-    ).drop("gap", "is_near")
+    seconds = [{"pair": pair, "second": second} for pair, second in near]
+    tables = {"near": pa.Table.from_pylist(seconds, _SECOND)}
+    slots = queried(requests.select(*_CARRIED), (), _SLOTS, tables=tables)
+    return queried(slots, ("pair",), _GAPS)
+
+
+_SECOND = pa.schema({"pair": pa.string(), "second": pa.int64()})
+_CARRIED = ("pair", "ended_at_us", "asked_at_us", "busy_us", "outcome", "weight")
+_SLOTS = f"""
+WITH ended AS (
+    SELECT rows.*, second IS NOT NULL AS is_near, outcome IN {FINISHED} AS is_answer
+    FROM rows LEFT JOIN near ON near.pair = rows.pair AND second = ended_at_us // {_SECOND_US}
+    WHERE ended_at_us IS NOT NULL
+)
+SELECT pair,
+    if(is_near, ended_at_us // {_FINE_US}, ended_at_us // {_COARSE_US} * {_COARSE_US // _FINE_US}) AS slot,
+    min(coalesce(asked_at_us, ended_at_us)) AS asked_us,
+    min(ended_at_us) FILTER (is_answer) AS first_us,
+    max(ended_at_us) FILTER (is_answer) AS last_us,
+    min(ended_at_us - coalesce(busy_us, 0)) FILTER (is_answer) AS work_us,
+    max(ended_at_us) AS ended_us, max(weight) AS weight, bool_or(is_near) AS is_near
+FROM ended GROUP BY pair, slot
+"""
+# A gap is what ended after one answer, up to the next slot with an answer.
+_GAPS = f"""
+WITH slots AS (
+    SELECT pair, slot, min(asked_us) AS asked_us, min(first_us) AS first_us, max(last_us) AS last_us,
+        min(work_us) AS work_us, max(ended_us) AS ended_us, max(weight) AS weight, bool_or(is_near) AS is_near
+    FROM rows GROUP BY pair, slot
+),
+placed AS (
+    SELECT *, count(last_us) OVER earlier AS gap, max(last_us) OVER earlier AS before_us,
+        min(asked_us) OVER later AS waits_us, min(work_us) OVER later AS works_us,
+        max(weight) OVER (PARTITION BY pair) AS heaviest
+    FROM slots WINDOW
+        earlier AS (PARTITION BY pair ORDER BY slot ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING),
+        later AS (PARTITION BY pair ORDER BY slot ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING)
+)
+SELECT pair, heaviest, max(before_us) AS before_at_us,
+    greatest(max(before_us), min(waits_us)) AS began_at_us,
+    coalesce(min(first_us), max(ended_us)) AS answered_at_us,
+    least(answered_at_us, min(works_us)) AS worked_at_us, min(first_us) IS NULL AS is_open
+FROM placed WHERE before_us IS NOT NULL
+GROUP BY pair, gap, heaviest
+HAVING answered_at_us > began_at_us
+    AND (bool_or(is_near) OR (heaviest <= 1 AND worked_at_us - began_at_us >= {OUTAGE_MIN_US}))
+"""
 
 
 def outages(

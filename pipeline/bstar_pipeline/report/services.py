@@ -120,7 +120,7 @@ def _percentiles(tables: Tables, services: list[str]) -> dict[tuple[str, str], l
         .select("pair", F.explode(F.array(F.lit(_ALL), "service")).alias("service"), "bucket", "weight")
         .where(F.col("service").isin(_ALL, *services))
         .groupBy("pair", "service", "bucket")
-        .agg(sketch.millionths("weight").alias("parts"))
+        .agg(F.sum(F.expr(sketch.millionths_sql("weight"))).alias("parts"))
     )
     ranked = _ranked(merged, "pair", "service")
     rows = rows_of(ranked.groupBy("pair", "service").agg(*(_reached(share) for share in (0.5, 0.95, 0.99))))
@@ -137,7 +137,7 @@ def _ranked(frame: DataFrame, *keys: str) -> DataFrame:
 
 
 def _reached(share: float) -> Column:
-    return sketch.percentile(share, "bucket", "upto", "whole")
+    return F.expr(sketch.percentile_sql(share, "bucket", "upto", "whole"))
 
 
 def heats(tables: Tables, services: list[str]) -> tuple[list[float], list[Heat]]:
@@ -153,13 +153,13 @@ def heats(tables: Tables, services: list[str]) -> tuple[list[float], list[Heat]]
             .select(
                 "service",
                 F.col("ended_at_us").alias("at_us"),
-                sketch.bucket("total_us").alias("bucket"),
+                F.expr(sketch.bucket_sql("total_us")).alias("bucket"),
                 "weight",
             )
         )
     merged = (
         found.groupBy("service", step_of(F.col("at_us"), tables).alias("step"), "bucket")
-        .agg(sketch.millionths("weight").alias("parts"))
+        .agg(F.sum(F.expr(sketch.millionths_sql("weight"))).alias("parts"))
         .select(F.explode(F.array(F.lit(_ALL), "service")).alias("service"), "step", "bucket", "parts")
         .where(F.col("service").isin(_ALL, *services))
         .groupBy("service", "step", "bucket")
