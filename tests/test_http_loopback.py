@@ -28,13 +28,15 @@ import websockets
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from starlette.types import Receive, Scope, Send
 
 from bstar.errors import ConfigurationError, RemoteProtocolError
 from bstar.settings.sample import sample_settings
 from bstar_cli.http_front.node import NodeFront
-from bstar_cli.http_front.plan import bind, check_tls
-from bstar_cli.http_front.server import _watch_peer
+from bstar_cli.http_front.plan import HttpPlan, bind, check_tls
+from bstar_cli.http_front.server import _watch_peer, config_of
 from bstar_client import ReplyMemory, Request, Worker
+from bstar_client.asgi import FrontSettings
 from bstar_testing import LoopbackHost, Pair, Process, pair, wait_until
 from bstar_testing.processes import stopped
 from support.curl import HTTP, curl, wait_ready, working
@@ -396,6 +398,17 @@ def bounded() -> Iterator[int]:
 def test_a_response_does_not_wait_for_the_acknowledgement_of_its_head() -> None:
     with bind("127.0.0.1:0", "--listen") as listener:
         assert listener.proto == socket.IPPROTO_TCP, "asyncio leaves Nagle's algorithm on"
+
+
+def test_all_connections_are_read_into_one_buffer() -> None:
+    config = config_of(empty, HttpPlan(FrontSettings(), 2_000), Counter())
+    for kind in (config.http, config.ws):
+        assert isinstance(kind, type)
+        assert issubclass(kind, asyncio.BufferedProtocol), "asyncio allocates 256 KiB for each read"
+
+
+async def empty(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers nothing."""
 
 
 def test_a_front_asks_for_its_peer_again_after_an_answer_that_it_cannot_read() -> None:
