@@ -47,7 +47,7 @@ def options_of(headers: Headers, timeout_s: float, timeout_max_s: float) -> Opti
         seconds_of(headers, "bstar-timeout", timeout_max_s) or timeout_s,
         flag_of(headers, "bstar-idempotent"),
         headers.get("idempotency-key"),
-        handed_on(headers),
+        handed_on(headers) or None,
     )
 
 

@@ -16,8 +16,9 @@ from bstar_client.asgi.failures import FrontError
 
 T = TypeVar("T")
 
-# A watcher of a caller is a task of its own, so it begins only then.
-_WATCH_AFTER_S: Final = 0.05
+# A watcher of a caller is a task of its own, which costs a tenth of a call. So it begins only then, when most
+# calls have ended, also those at a front with much to do.
+_WATCH_AFTER_S: Final = 0.1
 
 
 class Caller:
