@@ -1,11 +1,12 @@
 """What the HTTP front costs: beside the same ASGI server with an empty handler, and to native calls.
 
-    python benchmarks/http_front.py [--rounds 5] [--seconds 2] [--connections 32] [--slow 1000]
+    python benchmarks/http_front.py [--rounds 5] [--seconds 2] [--connections 32] [--slow 1000] [--credit 100]
 
 In each round, in turns: requests a second of an empty handler and of ``POST /call/echo``, over as many
 kept connections, and the CPU time of the server's process for each request. Then the p99 of native calls, one
 at a time, alone and while so many slow HTTP clients have connections: they send a head byte by byte, or
-do not read what they asked for.
+do not read what they asked for. The worker holds ``--credit`` requests at once: with 1 the nodes and the
+worker pass on one request at a time, which costs as much CPU time as the front.
 """
 
 from __future__ import annotations
@@ -191,6 +192,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--slow", type=int, default=1_000)
+    parser.add_argument("--credit", type=int, default=100, help="of the worker")
     parser.add_argument("--be-slow", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -199,7 +201,8 @@ def main() -> None:
     if arguments.serve is not None:
         serve_empty(arguments.serve)
         return
-    with pair(doors=[HTTP]) as running:
+    with pair(workers=0, doors=[HTTP]) as running:
+        running.start_workers(1, "echo", service="echo", credit=arguments.credit)
         compare(running, arguments)
 
 
