@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -355,6 +356,27 @@ def test_a_full_disk_loses_nothing_and_goes_on_when_it_has_room(platter: Platter
     platter.apply(3)
     assert len(platter.table()) == 3
     assert (platter.disk.error, platter.disk.errors > 1) == ("", True)
+
+
+def test_a_nearly_full_disk_is_logged_once(platter: Platter, caplog: pytest.LogCaptureFixture) -> None:
+    """It takes small transactions and refuses large ones: two lines a second said so in turn."""
+    caplog.set_level("WARNING", "bstar.store")
+    platter.carry_out(1, submitted(submit(1)))
+    database = platter.disk._file.database
+    for number in (2, 3, 4):
+        pages = database.execute("PRAGMA page_count").fetchone()[0]
+        database.execute(f"PRAGMA max_page_count = {pages}")
+        platter.put(Write((entry(number, submitted(submit(number, b"x" * 1_000_000))),), order=number))
+        assert platter.wait(Written).error
+        database.execute("PRAGMA max_page_count = 1073741823")
+        platter.wait(Written, lambda written: not written.error)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    platter.disk._figures.faults._clock = lambda: time.monotonic() + 60
+    platter.put(Write((numbered(5),), order=5))
+    platter.wait(Written)
+    platter.put(Write((numbered(6),), order=6))
+    platter.wait(Written)
+    assert ["written again" in record.message for record in caplog.records] == [False, True]
 
 
 def test_the_end_of_an_error_is_told_though_no_order_waits(

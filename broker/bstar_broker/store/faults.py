@@ -1,12 +1,44 @@
 """What is wrong with a store's disk, and what to do about it: texts for people."""
 
 import errno
+import logging
 import os
 import sqlite3
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from bstar.errors import StoreError
+
+_log = logging.getLogger("bstar.store")
+
+# A nearly full disk takes small transactions between those that it refuses. It is well after so long.
+_WELL_S = 60.0
+_NO_DIGITS = str.maketrans("", "", "0123456789")
+
+
+class FaultLog:
+    """Logs that a store cannot be written once, and that it is written again when that has lasted."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # The last fault that was logged, without its numbers: how much is free changes each time.
+        self._logged = ""
+        self._failed_at = 0.0
+
+    def failed(self, text: str) -> None:
+        """A transaction has failed."""
+        kind = text.translate(_NO_DIGITS)
+        if kind != self._logged:
+            _log.error("the store cannot be written: %s", text)
+        self._logged, self._failed_at = kind, self._clock()
+
+    def wrote(self, path: object) -> None:
+        """A transaction has succeeded."""
+        if self._logged and self._clock() >= self._failed_at + _WELL_S:
+            self._logged = ""
+            _log.warning("the store is written again, for %.0f s without a fault: %s", _WELL_S, path)
 
 
 def explain(error: Exception, directory: Path | None) -> str:

@@ -9,7 +9,6 @@ handed out twice: the entry is applied again without them, and whatever reads th
 """
 
 import copy
-import logging
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -39,12 +38,10 @@ from bstar_broker.store.core.events import (
 )
 from bstar_broker.store.core.records import Totals
 from bstar_broker.store.fail_points import Point, reach
-from bstar_broker.store.faults import is_damage
+from bstar_broker.store.faults import FaultLog, is_damage
 from bstar_broker.store.sqlite_file import GROUPED, StoreFile
 from bstar_broker.store.sqlite_log import SqliteLog
 from bstar_broker.store.sqlite_table import SqliteTable
-
-_log = logging.getLogger("bstar.store")
 
 # One transaction applies so many bytes of commands at most, about 50 ms, so that none waits long for it.
 _APPLIED_BYTES_MAX: Final = 4 << 20
@@ -84,6 +81,7 @@ class Figures:
         self.syncs = SyncTimes()
         self.commits = self.errors = 0
         self.error = ""
+        self.faults = FaultLog()
 
 
 class TableState(msgspec.Struct):
@@ -380,9 +378,8 @@ class Writer:
         self._synced = self.log.last
         if is_synced:
             self.figures.syncs.observe(took_s)
-        if self.figures.error:
-            _log.warning("the store is written again: %s", self.file.path)
-            self.figures.error = ""
+        self.figures.error = ""
+        self.figures.faults.wrote(self.file.path)
         return True
 
     def fail(self, error: Exception) -> None:
@@ -403,8 +400,7 @@ class Writer:
     def report(self, text: str) -> None:
         """Tell that nothing can be written now, and why."""
         self.figures.errors += 1
-        if text != self.figures.error:
-            _log.error("the store cannot be written: %s", text)
+        self.figures.faults.failed(text)
         self.figures.error = text
         self._answer(Written(self._synced, self._order, text))
 
