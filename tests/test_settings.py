@@ -30,7 +30,7 @@ from bstar.settings import (
 )
 from bstar.settings.document import FILE_BYTES_MAX
 from bstar.settings.fields import ENTRIES, FIELDS
-from bstar.settings.relations import RELATIONS
+from bstar.settings.relations import RELATIONS, node_warnings
 from bstar.settings.schema import RoleName
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -310,6 +310,14 @@ def test_all_problems_are_reported_at_once_each_with_its_place(node_yaml: Path) 
     ]
 
 
+# Gone after 70 s of silence.
+SLOW_PIRATES: dict[str, object] = {
+    "fronts__ppp__workers": "tcp://127.0.0.1:5012",
+    "fronts__ppp__heartbeat_interval_s": 10.0,
+    "fronts__ppp__liveness": 7,
+}
+
+
 @pytest.mark.parametrize(
     "broken",
     [
@@ -318,6 +326,7 @@ def test_all_problems_are_reported_at_once_each_with_its_place(node_yaml: Path) 
         {"timing__worker_heartbeat_interval_s": 0.1, "timing__worker_liveness": 3},
         {"timing__failover_timeout_s": 8, "timing__worker_liveness": 100},
         {"timing__busy_timeout_s": 7},
+        SLOW_PIRATES | {"timing__request_ttl_s": 100, "timing__service_ttl_s": 100},
         {"timing__request_ttl_s": 7},
         {"timing__service_ttl_s": 7.5},
         {"limits__queue_bytes_max": 1 << 20},
@@ -330,6 +339,27 @@ def test_each_relation_between_keys_is_checked_and_gives_its_reason(broken: dict
     text = complaint(**broken)
     assert "problems" not in text
     assert any(relation.words in text and relation.reason in text for relation in RELATIONS)
+
+
+def test_workers_of_fronts_are_noticed_in_time_as_well() -> None:
+    """A request whose Pirate worker died had ended before its worker was missed."""
+    text = complaint(**SLOW_PIRATES, timing__busy_timeout_s=70)
+    assert "request_ttl_s must be more than every worker expiry" in text
+    assert "service_ttl_s must be more than every worker expiry" in text
+    doors = {
+        f"fronts__emq__{door}": f"tcp://127.0.0.1:{port}" for door, port in (("clients", 1), ("workers", 2))
+    }
+    assert "60 is against 90" in complaint(**doors, fronts__emq__heartbeat_interval_s=30.0)
+    silent = {key: value for key, value in SLOW_PIRATES.items() if key != "fronts__ppp__workers"}
+    from_mapping(minimal(**silent))
+
+
+@pytest.mark.parametrize(("profile", "count"), [("auto", 0), ("wan", 1)])
+def test_a_pause_that_costs_pirate_workers_and_no_role_is_told(profile: str, count: int) -> None:
+    settings = from_mapping(minimal(profile=profile, fronts__ppp__workers="tcp://127.0.0.1:5012"))
+    assert [text.partition(" is not")[0] for text in node_warnings(settings)] == [
+        "fronts.ppp.heartbeat_interval_s × fronts.ppp.liveness"
+    ] * count
 
 
 def test_two_times_the_heartbeat_is_enough_for_the_failover_timeout() -> None:

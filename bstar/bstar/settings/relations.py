@@ -61,10 +61,25 @@ def _mdp_expiry_s(settings: Settings) -> float:
     return settings.timing.mdp_heartbeat_interval_s * settings.timing.mdp_liveness
 
 
-def _longer_worker_expiry_s(settings: Settings) -> float:
-    return max(_worker_expiry_s(settings), _mdp_expiry_s(settings))
+def _ppp_expiry_s(settings: Settings) -> float:
+    """0 without Pirate workers."""
+    ppp = settings.fronts.ppp
+    return 0.0 if ppp.workers is None else ppp.heartbeat_interval_s * ppp.liveness
 
 
+def _emq_expiry_s(settings: Settings) -> float:
+    emq = settings.fronts.emq
+    return 0.0 if emq.workers is None else emq.heartbeat_interval_s * emq.liveness
+
+
+def _longest_expiry_s(settings: Settings) -> float:
+    return max(
+        _worker_expiry_s(settings), _mdp_expiry_s(settings), _ppp_expiry_s(settings), _emq_expiry_s(settings)
+    )
+
+
+_PPP = ("fronts.ppp.heartbeat_interval_s", "fronts.ppp.liveness")
+_EMQ = ("fronts.emq.heartbeat_interval_s", "fronts.emq.liveness")
 _WORKER = ("timing.worker_heartbeat_interval_s", "timing.worker_liveness")
 _MDP = ("timing.mdp_heartbeat_interval_s", "timing.mdp_liveness")
 
@@ -110,20 +125,28 @@ RELATIONS = (
         reason="a worker may be silent for longer while it works than while it waits",
     ),
     Relation(
+        left="busy_timeout_s",
+        is_strict=False,
+        right="fronts.ppp.heartbeat_interval_s × fronts.ppp.liveness",
+        paths=("timing.busy_timeout_s", *_PPP),
+        values=lambda s: (s.timing.busy_timeout_s, _ppp_expiry_s(s)),
+        reason="a Pirate worker may be silent for longer while it works than while it waits",
+    ),
+    Relation(
         left="request_ttl_s",
         is_strict=True,
-        right="both worker expiries (…_heartbeat_interval_s × …_liveness)",
-        paths=("timing.request_ttl_s", *_WORKER, *_MDP),
-        values=lambda s: (s.timing.request_ttl_s, _longer_worker_expiry_s(s)),
+        right="every worker expiry (…heartbeat_interval_s × …liveness)",
+        paths=("timing.request_ttl_s", *_WORKER, *_MDP, *_PPP, *_EMQ),
+        values=lambda s: (s.timing.request_ttl_s, _longest_expiry_s(s)),
         reason="a request whose worker died is noticed after that time and must still be alive to go to "
         "another one",
     ),
     Relation(
         left="service_ttl_s",
         is_strict=True,
-        right="both worker expiries (…_heartbeat_interval_s × …_liveness)",
-        paths=("timing.service_ttl_s", *_WORKER, *_MDP),
-        values=lambda s: (s.timing.service_ttl_s, _longer_worker_expiry_s(s)),
+        right="every worker expiry (…heartbeat_interval_s × …liveness)",
+        paths=("timing.service_ttl_s", *_WORKER, *_MDP, *_PPP, *_EMQ),
+        values=lambda s: (s.timing.service_ttl_s, _longest_expiry_s(s)),
         reason="a service must not be forgotten while its workers are on their way back",
     ),
     Relation(
@@ -395,6 +418,15 @@ CONDITIONS = (
 )
 
 WARNINGS = (
+    Condition(
+        (*_PPP, "timing.failover_timeout_max_s"),
+        lambda node: (
+            node.has("fronts.ppp.workers")
+            and _ppp_expiry_s(node.settings) <= node.settings.timing.failover_timeout_max_s
+        ),
+        "fronts.ppp.heartbeat_interval_s × fronts.ppp.liveness is not above timing.failover_timeout_max_s: a "
+        "pause too short for a failover costs the active node its Pirate workers; raise fronts.ppp.liveness",
+    ),
     Condition(
         ("store.when_alone", "endpoints.arbiter"),
         lambda node: (
