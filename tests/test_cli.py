@@ -381,6 +381,27 @@ def test_a_wrong_key_is_told_with_its_place(tmp_path: Path, capsys: pytest.Captu
     assert "limits.worker_max: unknown key; did you mean limits.workers_max?" in capsys.readouterr().err
 
 
+def test_two_nodes_that_do_not_list_each_other_are_no_pair(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The backup got a new key and list, and the primary kept its old list."""
+    files = []
+    for role, folder in (("primary", "old"), ("backup", "old"), ("backup", "new")):
+        keys = tmp_path / folder
+        main(["keys", "new", "primary", "backup", "--peer", "--out", str(keys), "--if-missing"])
+        capsys.readouterr()
+        main(["sample-config", "--role", role])
+        text = capsys.readouterr().out
+        paths = f"key: {keys}/{role}.key\n  principals: {keys}/principals.yaml"
+        text = text.replace("key: null", paths, 1).replace("  principals: null\n", "", 1)
+        files.append(tmp_path / f"{role}-{folder}.yaml")
+        files[-1].write_text(text)
+    primary, backup, strange = map(str, files)
+    assert main(["check-config", primary, backup]) == 0
+    assert main(["check-config", primary, strange]) == 2
+    assert "the list of the primary" in capsys.readouterr().err
+
+
 def test_the_key_of_a_node_of_another_machine_need_not_be_here(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

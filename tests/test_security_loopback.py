@@ -251,7 +251,7 @@ def _replace_key(pair: Pair, name: str, *keys: KeyPair) -> None:
     lines = pair.keys._lines
     at = next(number for number, line in enumerate(lines) if line.startswith(f"  {name}:"))
     listed = ", ".join(f"'{key.public.decode()}'" for key in keys)
-    lines[at] = re.sub(r"keys: \[.*?'\]", lambda _: f"keys: [{listed}]", lines[at])
+    lines[at] = re.sub(r"keys: \[[^']*('[^']*'[^']*?)+\]", lambda _: f"keys: [{listed}]", lines[at])
     pair.keys.write()
 
 

@@ -1,5 +1,6 @@
 """``bstar check-config`` and ``bstar sample-config``."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -7,6 +8,7 @@ import typer
 
 from bstar.errors import ConfigurationError
 from bstar.net.curve import NodeSecurity
+from bstar.security.zap import is_peer
 from bstar.settings import (
     Settings,
     check_pair,
@@ -49,11 +51,14 @@ def check_config(
     if len(files) > 2:
         raise ConfigurationError(f"one file or two, not {len(files)}: a pair has two nodes")
     loaded = [load(file) for file in files]
-    for file, settings in zip(files, loaded, strict=True):
+    keys = [
         _check_keys(file, settings, is_alone=len(files) == 1)
+        for file, settings in zip(files, loaded, strict=True)
+    ]
     warnings = [warning for settings in loaded for warning in node_warnings(settings)]
     if len(loaded) == 2:
         check_pair(*loaded)
+        _check_trust(loaded, keys)
         warnings += pair_warnings(*loaded)
     for warning in dict.fromkeys(warnings):
         typer.echo(f"warning: {warning}", err=True)
@@ -65,16 +70,27 @@ def check_config(
         typer.echo("the two are a pair")
 
 
-def _check_keys(file: Path, settings: Settings, *, is_alone: bool) -> None:
-    """Read a node's key and its list. The key of a node of another machine need not be here."""
+def _check_keys(file: Path, settings: Settings, *, is_alone: bool) -> NodeSecurity | None:
+    """Read a node's key and its list. The key of a node of another machine need not be here: None."""
     security = settings.security
     if security.key is None or security.principals is None:
-        return
+        return None
     if is_alone or Path(security.key).exists():
-        NodeSecurity.of(security)
-    else:
-        load_principals(security.principals)
-        typer.echo(f"{file}: not checked: {security.key} is not on this machine", err=True)
+        return NodeSecurity.of(security)
+    load_principals(security.principals)
+    typer.echo(f"{file}: not checked: {security.key} is not on this machine", err=True)
+    return None
+
+
+def _check_trust(pair: Sequence[Settings], keys: Sequence[NodeSecurity | None]) -> None:
+    """Each node's list must have the other's key, or they do not hear each other."""
+    for settings, own, other in zip(pair, keys, reversed(keys), strict=True):
+        if own is None or other is None or other.key.public.decode() in own.principals.keys_of(is_peer):
+            continue
+        raise ConfigurationError(
+            f"security.principals: the list of the {settings.role}, {settings.security.principals}, lacks "
+            f"the other node's key {other.key.name} with peer: true: give both nodes the same list"
+        )
 
 
 def sample_config(
