@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -239,6 +240,11 @@ def test_tls_is_that_of_the_files(tmp_path: Path) -> None:
     with pair() as p, gateway(p, "--tls-cert", str(certificate), "--tls-key", str(key)) as (_, port):
         url = f"https://127.0.0.1:{port}/call/echo"
         assert curl(url, "-d", "1", "--cacert", str(certificate)) == (200, "1")
+        large = tmp_path / "body"
+        large.write_text("0123456789" * 50_000, "ascii")  # several reads
+        answer = curl(url, "--data-binary", f"@{large}", "--cacert", str(certificate))
+        assert answer == (200, large.read_text("ascii"))
+        carry_many(f"wss://127.0.0.1:{port}/socket", ssl=ssl.create_default_context(cafile=certificate))
         assert curl(url, "-d", "1")[0] == 0
         assert curl(f"http://127.0.0.1:{port}/call/echo", "-d", "1")[0] == 0
 
@@ -370,8 +376,14 @@ def test_large_heads_and_bodies_are_refused(bounded: int) -> None:
 
 
 def test_a_socket_carries_many_calls_at_once(bounded: int) -> None:
+    carry_many(f"ws://127.0.0.1:{bounded}/socket")
+
+
+def carry_many(url: str, **options: Any) -> None:
+    """Many calls over one WebSocket, each with its own reply."""
+
     async def talk() -> None:
-        async with websockets.connect(f"ws://127.0.0.1:{bounded}/socket") as wire:
+        async with websockets.connect(url, **options) as wire:
             for number in range(50):
                 await wire.send(json.dumps({"id": number, "call": "echo", "body": str(number)}))
             heard = [json.loads(await wire.recv()) for _ in range(50)]
