@@ -117,6 +117,23 @@ def test_a_refused_job_is_answered_and_costs_no_process() -> None:
         assert manager.refused == {"not-allowed": 1, "job": 1}
 
 
+def test_many_refused_jobs_that_waited_are_answered_one_after_the_other(tmp_path: Path) -> None:
+    """Each one was answered within the answer of the one before: some hundreds ended the manager."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with PublishedRouter() as router, running(router.backend) as manager:
+        submit(router, call("wait_for", str(fifo)))
+        with fifo.open("w") as writer:  # opens when the job reads
+            [name] = router.slots
+            refused = call("system", "true", path="os")
+            for _ in range(900):
+                router.send(name, emq.Request(new_id(), "default", refused, NO_HEADERS))
+            wait_until(lambda: len(manager._session._waiting) == 900, "all wait")
+            writer.write("done")
+        router.wait_until(lambda: len(router.of(emq.Reply)) == 901)
+        assert value_of(router, call("add", 1)) == 1
+
+
 def test_a_job_beyond_its_time_is_killed_with_what_it_started(tmp_path: Path) -> None:
     left = tmp_path / "pid"
     with PublishedRouter() as router, running(router.backend) as manager:

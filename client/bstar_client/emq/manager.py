@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -84,6 +84,8 @@ class EmqJobManager(Closing):
         )
         self._reactor = Reactor(stop_timeout_s=self.options.drain_s)
         self._is_closed = False
+        # Jobs that the session gives to a process in this turn.
+        self._runs: deque[Run] = deque()
         self._session = ManagerSession(settings, new_id, time.time)
         self._processes: Processes[Run] = Processes(
             self._reactor,
@@ -139,11 +141,19 @@ class EmqJobManager(Closing):
     def _perform(self, output: Output, now: float) -> None:
         match output:
             case Run():
-                self._run(output, now)
+                self._runs.append(output)
+                if len(self._runs) == 1:
+                    self._run_all(now)
             case Close(reason):
                 _log.warning("connection lost: %s", reason)
             case Registered(router):
                 _log.info("registered at %s, %d processes", router, self.options.processes)
+
+    def _run_all(self, now: float) -> None:
+        """Each refused job frees its process for the next one that waits, which joins the queue here."""
+        while self._runs:
+            self._run(self._runs[0], now)
+            self._runs.popleft()
 
     def _run(self, job: Run, now: float) -> None:
         """Start the job in a free process, or answer for it if none may run it."""
