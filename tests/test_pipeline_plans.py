@@ -28,11 +28,11 @@ GOLDEN = Path(__file__).parent / "golden" / "plans"
 OPERATORS_MAX = 100
 # How often the rows of a table's input are moved. A window after an aggregation moves what is left of them.
 SHUFFLES = {
-    "lines": 0, "ranges": 1, "facts": 3, "requests": 1, "gaps": 1, "audit": 4,
+    "lines": 0, "ranges": 1, "facts": 3, "requests": 1, "gaps": 1, "audit": 2,
     "sketches": 1, "clients": 1, "objectives": 1,
 }  # fmt: skip
 # How often their rows go to Python and come back.
-IN_PYTHON = {"lines": 1, "requests": 1, "gaps": 2, "sketches": 2, "clients": 2, "objectives": 1}
+IN_PYTHON = {"lines": 1, "requests": 1, "audit": 3, "gaps": 2, "sketches": 2, "clients": 2, "objectives": 1}
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,7 @@ def plans(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict
     from bstar_pipeline import bronze, copies, journal_files, silver
     from bstar_pipeline.gold import audit, clients, objectives, outages
     from bstar_pipeline.lines import SHAPE
-    from bstar_pipeline.pair_rows import frame_of
-    from bstar_pipeline.schema import RECORDS, table_schema
+    from bstar_pipeline.schema import RECORDS
 
     folder = tmp_path_factory.mktemp("plans")
     run = Run("primary")
@@ -66,7 +65,7 @@ def plans(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict
         "facts": silver.fact_rows(records),
         "requests": silver.requests(records, runs),
         "gaps": outages.gaps(requests, ()),
-        "audit": audit.audit(requests, frame_of(spark, runs, table_schema("silver.runs"))),
+        "audit": audit.audit(requests, runs),
         "sketches": objectives.sketches(records),
         "clients": clients.clients(records),
         "objectives": objectives.objectives(table("sketches", objectives.sketches(records))),

@@ -287,7 +287,7 @@ def _tables(
         seen = incidents.seen(all_requests, histories)
         of_processes = process_findings(facts, of_runs, here, clock_error_us)
         further = _durables(job, records, runs, states, clock_error_us)
-        findings = job.write("gold.audit", audit(requests, runs, further), of_processes)
+        findings = job.write("gold.audit", audit(requests, of_runs, further), of_processes)
         of_both_runs = frame_of(job.spark, of_both, table_schema("silver.runs"))
         counts = incidents.counts(seen, all_records, of_both_runs, all_requests)
         small = pending.result() | {"gold.incidents": _Small(counts, partial(_incidents, job, seen))}

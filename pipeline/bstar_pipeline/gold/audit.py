@@ -7,15 +7,21 @@ counted, in one row for each pair, minute, service and reason: the first of them
 Requests are never shuffled: they are filtered, counted, and joined with the clients that keep a journal.
 """
 
-from collections.abc import Sequence
+# ruff: noqa: S608 - all that is put into queries are constants
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from functools import reduce
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from bstar.records.broker import FINISHED
-from bstar_pipeline.gold.rules import DURABLE_NUMBER, findings
-from bstar_pipeline.schema import shaped
+from bstar_pipeline.gold.rules import DURABLE_NUMBER, FINDINGS, literal
+from bstar_pipeline.pair_rows import Row, Rows
+from bstar_pipeline.partitions import queried
+from bstar_pipeline.schema import shaped, table_schema
 
 # Bits of silver.requests.evidence.
 _NODE, _CLIENT, _WORKER = 1, 2, 4
@@ -59,78 +65,35 @@ _UNCOVERED = (
 )
 
 
-def audit(requests: DataFrame, runs: DataFrame, further: Sequence[DataFrame] = ()) -> DataFrame:
-    """gold.audit of the silver tables, with ``further`` rows of it."""
-    found = findings(_with_context(requests, runs))
-    # Named one by one if violated, else counted.
-    is_named = F.col("verdict") == "violated"
-    names = [F.when(is_named, F.col(name)).alias(name) for name in ("client", "number", "node")]
-    of_requests = found.groupBy(
-        "day", "pair", "rule", "verdict", "service", "text", _minute("at_us"), *names
-    ).agg(F.count(F.lit(1)).alias("count"), F.min("at_us").alias("at_us"), _lasted("at_us"))
-    parts = [of_requests, _coverage(requests), *further]
-    return reduce(DataFrame.unionByName, [shaped(part, "gold.audit") for part in parts])
+_CARRIED = (
+    "day", "pair", "client", "number", "service", "node", "evidence", "outcome", "ended_at_us",
+    "accepted_at_us", "executions", "answers", "deliveries", "calls", "unmarked", "returned", "call_outcome",
+    "total_us", "call_total_us", "attempts", "is_repeated", "is_idempotent", "reply_crc", "execution_crcs",
+)  # fmt: skip
 
 
-def _minute(at_us: str) -> Column:
-    return F.expr(f"({at_us}) DIV {_MINUTE_US}").alias("minute")
-
-
-def _lasted(at_us: str) -> Column:
-    """From the first to the last of several; null of one."""
-    return F.expr(f"nullif(max({at_us}) - min({at_us}), 0)").alias("duration_us")
+def audit(requests: DataFrame, runs: Rows, further: Sequence[DataFrame] = ()) -> DataFrame:
+    """gold.audit of ``silver.requests`` and rows of ``silver.runs``, with ``further`` rows of it."""
+    tables = {"lacks": pa.Table.from_pylist(list(_lacks(runs)), _LACKS)}
+    found = queried(_suspects(requests).select(*_CARRIED, "keeps"), (), _FOUND, tables=tables)
+    # Of most requests nothing is lacking.
+    some = requests.where(" OR ".join(f"({condition})" for _, condition, _ in _UNCOVERED))
+    counts = found.unionByName(queried(some.select(*_CARRIED), (), _COVERAGE))
+    counted = queried(counts, ("pair", "rule"), _AUDIT, table_schema("gold.audit"))
+    return reduce(DataFrame.unionByName, (shaped(part, "gold.audit") for part in further), counted)
 
 
 # --- single requests ----------------------------------------------------------------------------------------
 
 
-def _with_context(requests: DataFrame, runs: DataFrame) -> DataFrame:
-    """Requests, with whether their client keeps a journal, and per pair the times in which journals lack
-    something: ``client_gaps``, ``worker_gaps`` and ``node_ends`` (arrays of structs since, until).
-    """
+def _suspects(requests: DataFrame) -> DataFrame:
+    """The requests of which a rule may have something to say, and whether their client keeps a journal."""
     keepers = (
         requests.where(F.col("evidence").bitwiseAND(_CLIENT) != 0)
         .select("pair", "client", F.lit(True).alias("keeps"))
         .distinct()
     )
-    holes = "(missing > 0 OR dropped > 0 OR conflicts > 0)"
-
-    def gaps(name: str, source: str, condition: str, since: str, until: str) -> Column:
-        gap = f"if({condition}, struct({since} AS since, {until} AS until), NULL)"
-        # What it wrote before its first record here was of an earlier time.
-        early = "if(before > 0, struct(0L AS since, started_at_us AS until), NULL)"
-        there = f"filter(array({gap}, {early}), gap -> gap IS NOT NULL)"
-        of_source = f"if(source IN ('{source}', 'unknown'), {there}, NULL)"
-        return F.expr(f"flatten(collect_list({of_source})) AS {name}")
-
-    of_pair = runs.groupBy("pair").agg(
-        gaps(
-            "client_gaps",
-            "client",
-            f"is_sampled OR {holes} OR NOT is_clean",
-            f"if(is_sampled OR {holes}, started_at_us, last_at_us - {_CALL_MAX_US})",
-            f"{_FOREVER}",
-        ),
-        gaps(
-            "worker_gaps",
-            "worker",
-            f"{holes} OR NOT is_clean",
-            f"if({holes}, started_at_us, last_at_us - {_UNWRITTEN_US})",
-            f"last_at_us + {_CALL_MAX_US}",
-        ),
-        gaps(
-            "node_ends",
-            "broker",
-            "NOT is_clean",
-            f"last_at_us - {_UNWRITTEN_US}",
-            f"last_at_us + {_UNWRITTEN_US}",
-        ),
-        gaps(
-            "node_gaps", "broker", f"is_sampled OR {holes}", "started_at_us", f"last_at_us + {_UNWRITTEN_US}"
-        ),
-    )
-    known = requests.join(F.broadcast(keepers), ["pair", "client"], "left")
-    return known.where(_is_suspect()).join(F.broadcast(of_pair), "pair", "left")
+    return requests.join(F.broadcast(keepers), ["pair", "client"], "left").where(_is_suspect())
 
 
 def _is_suspect() -> Column:
@@ -152,27 +115,82 @@ def _is_suspect() -> Column:
     return F.expr(" OR ".join(f"coalesce({each}, false)" for each in suspicions))
 
 
+_GAPS = pa.list_(pa.struct({"since": pa.int64(), "until": pa.int64()}))
+_LACKS = pa.schema(
+    {"pair": pa.string(), **dict.fromkeys(("client_gaps", "worker_gaps", "node_ends", "node_gaps"), _GAPS)}
+)
+
+
+def _lacks(runs: Rows) -> Iterator[Row]:
+    """By pair the times in which journals lack something."""
+    found: defaultdict[str, defaultdict[str, list[dict[str, int]]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        is_lacking = any(run[name] for name in ("missing", "dropped", "conflicts"))
+        is_cut, is_sampled = not run["is_clean"], run["is_sampled"]
+        first_us, last_us = run["started_at_us"], run["last_at_us"]
+        unwritten_us, ended_us = last_us - _UNWRITTEN_US, last_us + _UNWRITTEN_US
+        is_partial = is_lacking or is_sampled
+        for source, name, is_gap, since_us, until_us in (
+            (
+                "client",
+                "client_gaps",
+                is_partial or is_cut,
+                first_us if is_partial else last_us - _CALL_MAX_US,
+                _FOREVER,
+            ),
+            (
+                "worker",
+                "worker_gaps",
+                is_lacking or is_cut,
+                first_us if is_lacking else unwritten_us,
+                last_us + _CALL_MAX_US,
+            ),
+            ("broker", "node_ends", is_cut, unwritten_us, ended_us),
+            ("broker", "node_gaps", is_partial, first_us, ended_us),
+        ):
+            if run["source"] in (source, "unknown"):
+                gaps = found[run["pair"]][name]
+                if is_gap:
+                    gaps.append({"since": since_us, "until": until_us})
+                # What it wrote before its first record here was of an earlier time.
+                if run["before"] > 0:
+                    gaps.append({"since": 0, "until": first_us})
+    return ({"pair": pair, **gaps} for pair, gaps in found.items())
+
+
 # --- what cannot be proven ----------------------------------------------------------------------------------
 
+_REASONS = ", ".join(
+    f"CASE WHEN {condition} THEN {{rule: '{rule}', verdict: 'unproven', text: {literal(text)}}} END"
+    for rule, condition, text in _UNCOVERED
+)
+_LACKING = f"""
+SELECT day, pair, client, number, service, NULL::VARCHAR AS node,
+    coalesce(ended_at_us, accepted_at_us) AS at_us,
+    unnest(list_filter([{_REASONS}], lambda one: one IS NOT NULL)) AS found
+FROM rows
+"""
 
-def _coverage(requests: DataFrame) -> DataFrame:
-    """How many requests lack the journals that a rule needs, and when they ended."""
-    reasons = [
-        F.when(
-            F.expr(condition),
-            F.struct(
-                F.lit(rule).alias("rule"), F.lit("unproven").alias("verdict"), F.lit(text).alias("text")
-            ),
-        )
-        for rule, condition, text in _UNCOVERED
-    ]
-    at_us = F.coalesce("ended_at_us", "accepted_at_us").alias("at_us")
-    lacking = F.filter(F.array(*reasons), lambda one: one.isNotNull())
-    # Of most requests nothing is lacking: that is found without making arrays.
-    some = requests.where(" OR ".join(f"({condition})" for _, condition, _ in _UNCOVERED))
-    rows = some.select("day", "pair", "service", at_us, F.explode(lacking).alias("found"))
-    return (
-        rows.select("*", "found.*")
-        .groupBy("day", "pair", "rule", "verdict", "service", "text", _minute("at_us"))
-        .agg(F.count(F.lit(1)).alias("count"), F.min("at_us").alias("at_us"), _lasted("at_us"))
+
+# --- both ---------------------------------------------------------------------------------------------------
+
+
+def _counted(findings: str) -> str:
+    """How many there are of each minute and text, since when and until when. Violations are named."""
+    named = ", ".join(
+        f"if(found.verdict = 'violated', {name}, NULL) AS {name}" for name in ("client", "number", "node")
     )
+    return f"""
+WITH findings AS ({findings})
+SELECT found.rule AS rule, found.verdict AS verdict, {named}, service, found.text AS text, day, pair,
+    at_us // {_MINUTE_US} AS minute, count(*) AS count, min(at_us) AS first_us, max(at_us) AS last_us
+FROM findings GROUP BY ALL
+"""
+
+
+_FOUND, _COVERAGE = _counted(FINDINGS), _counted(_LACKING)
+_AUDIT = """
+SELECT rule, verdict, client, number, service, node, min(first_us) AS at_us,
+    nullif(max(last_us) - min(first_us), 0) AS duration_us, sum(count)::BIGINT AS count, text, day, pair
+FROM rows GROUP BY rule, verdict, client, number, service, node, minute, text, day, pair
+"""

@@ -12,8 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+# ruff: noqa: S608 - all that is put into the query are constants
 
 LATE_US = 1_000_000
 """A reply that a node sent so long before the client gave up should have reached it."""
@@ -32,16 +31,13 @@ class Rule(NamedTuple):
 
 def _overlaps(gaps: str, until: str = "ended_at_us") -> str:
     """Whether a journal lacks something between the request's acceptance and ``until``."""
-    touches = f"gap -> gap.since <= {until} AND gap.until >= accepted_at_us"
-    return f"coalesce(exists({gaps}, {touches}), false)"
+    touches = f"lambda gap: gap.since <= {until} AND gap.until >= accepted_at_us"
+    return f"coalesce(len(list_filter({gaps}, {touches})) > 0, false)"
 
 
+_COUNTS = ("executions", "answers", "deliveries", "calls")
 # Each may use those before it. The bits of ``evidence`` say who recorded the request.
 FACTS = {
-    "executions": "coalesce(executions, 0)",
-    "answers": "coalesce(answers, 0)",
-    "deliveries": "coalesce(deliveries, 0)",
-    "calls": "coalesce(calls, 0)",
     "has_node": "evidence & 1 != 0",
     "has_call": "evidence & 2 != 0",
     "has_worker": "evidence & 4 != 0",
@@ -53,19 +49,19 @@ FACTS = {
     "is_executed_again": "executions > 1",
     # A killed worker records nothing, so the nodes' deliveries count as well.
     "is_delivered_again": "deliveries > 1 AND executions <= 1 AND NOT is_keyed",
-    "crcs": "filter(execution_crcs, crc -> crc IS NOT NULL)",
-    "is_crossed": "reply_crc IS NOT NULL AND size(crcs) > 0 AND NOT array_contains(crcs, reply_crc)",
+    "crcs": "list_filter(execution_crcs, lambda crc: crc IS NOT NULL)",
+    "is_crossed": "reply_crc IS NOT NULL AND len(crcs) > 0 AND NOT list_contains(crcs, reply_crc)",
     "client_may_lack": _overlaps("client_gaps"),
     "worker_may_lack": _overlaps("worker_gaps"),
     "node_may_lack": f"{_overlaps('node_ends')} OR {_overlaps('node_gaps')}",
     "node_lived_on": f"NOT {_overlaps('node_ends', 'accepted_at_us + call_total_us')}",
-    "at_node": "if(has_node, format_string('%s recorded it as %s', node, coalesce(outcome, '?')), "
+    "at_node": "if(has_node, printf('%s recorded it as %s', node, coalesce(outcome, '?')), "
     "'no node recorded it')",
-    "by_worker": "format_string('%d executions by workers are recorded', executions)",
-    "after": "format_string('%.1f ms', total_us / 1000)",
-    "call_after": "format_string('%.1f ms', call_total_us / 1000)",
+    "by_worker": "printf('%d executions by workers are recorded', executions)",
+    "after": "printf('%.1f ms', total_us / 1000)",
+    "call_after": "printf('%.1f ms', call_total_us / 1000)",
     "reply": "hex(reply_crc)",
-    "replies": "array_join(transform(crcs, crc -> hex(crc)), ', ')",
+    "replies": "array_to_string(list_transform(crcs, lambda crc: hex(crc)), ', ')",
 }
 
 RULES = {
@@ -172,44 +168,36 @@ RULES = {
 }
 
 
-def findings(requests: DataFrame) -> DataFrame:
-    """One row for each request and name of rules that has a finding."""
-    named = requests.where("NOT startswith(client, 'mdp-')")
-    found = F.filter(
-        F.array(*(_first(name, rules) for name, rules in RULES.items())), lambda one: one.isNotNull()
-    )
-    at_us = F.coalesce("ended_at_us", "accepted_at_us").alias("at_us")
-    rows = _with_facts(named).select(
-        "day", "pair", "client", "number", "service", "node", at_us, F.explode(found).alias("found")
-    )
-    return rows.select("*", "found.*").drop("found")
-
-
-def _with_facts(requests: DataFrame) -> DataFrame:
-    """Requests with the columns of ``FACTS``; those that need no other of them come in one step."""
-    step: dict[str, Column] = {}
-    for name, fact in FACTS.items():
-        if not step.keys().isdisjoint(re.findall(r"\w+", fact)):
-            requests, step = requests.withColumns(step), {}
-        step[name] = F.expr(fact)
-    return requests.withColumns(step)
-
-
-def _first(name: str, rules: Sequence[Rule]) -> Column:
+def _first(name: str, rules: Sequence[Rule]) -> str:
     """What the first rule says whose condition holds, or null."""
     cases = " ".join(f"WHEN {rule.when} THEN {_finding(name, rule)}" for rule in rules)
-    return F.expr(f"CASE {cases} END")
+    return f"CASE {cases} END"
 
 
 def _finding(name: str, rule: Rule) -> str:
-    """A struct of name, verdict and text, in SQL."""
+    """A struct of name, verdict and text."""
     parts = [part for part in re.split(r"(\{\w+\})", rule.text) if part]
-    shown = [part[1:-1] if part.startswith("{") else _literal(part) for part in parts]
-    values = [_literal(name), _literal(rule.verdict), f"concat({', '.join(shown)})"]
-    row = "named_struct('rule', {}, 'verdict', {}, 'text', {})".format(*values)
-    # One type for all: a text that is the same for every request cannot be null, others can.
-    return f"CAST({row} AS STRUCT<rule: STRING, verdict: STRING, text: STRING>)"
+    shown = [part[1:-1] if part.startswith("{") else literal(part) for part in parts]
+    return f"{{rule: '{name}', verdict: '{rule.verdict}', text: {' || '.join(shown)}}}"
 
 
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "\\'") + "'"
+def literal(text: str) -> str:
+    """A text in SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+FINDINGS = f"""
+WITH asked AS (
+    SELECT rows.* REPLACE ({", ".join(f"coalesce({name}, 0) AS {name}" for name in _COUNTS)}),
+        lacks.* EXCLUDE (pair)
+    FROM rows LEFT JOIN lacks ON lacks.pair = rows.pair WHERE NOT starts_with(client, 'mdp-')
+),
+facts AS (
+    SELECT *, {", ".join(f"{fact} AS {name}" for name, fact in FACTS.items())} FROM asked
+)
+SELECT day, pair, client, number, service, node, coalesce(ended_at_us, accepted_at_us) AS at_us,
+    unnest(list_filter([{", ".join(_first(name, rules) for name, rules in RULES.items())}],
+        lambda one: one IS NOT NULL)) AS found
+FROM facts
+"""
+"""One row for each request and name of rules that has a finding; ``lacks``: what journals lack, by pair."""
