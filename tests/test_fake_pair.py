@@ -427,6 +427,44 @@ def test_a_resource_of_an_app_can_be_replaced() -> None:
     assert not log, "the resources of the App were not made"
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_resource_that_ends_by_itself_ends_the_block_and_leaves_nothing(is_async: bool) -> None:
+    """The block's end raised before it was through: an event loop kept the time of the pair."""
+    app = App(["tcp://127.0.0.1:5001", "tcp://127.0.0.1:5002"])
+
+    async def beat() -> None:
+        await asyncio.sleep(1)
+        raise OSError("the shelf is gone")
+
+    @app.resource
+    async def shelf() -> AsyncIterator[AsyncShelf]:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(beat())
+            yield AsyncShelf()
+
+    @app.service("stock")
+    async def stock(request: Request, shelf: AsyncShelf) -> bytes:
+        await asyncio.sleep(100)
+        return b""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with fake(app, timeout=200) as client:
+                await client.request("stock", b"")
+        finally:
+            assert abs(loop.time() - time.monotonic()) < 60
+
+    def run_in_threads() -> None:
+        with fake(app, timeout=200) as client:
+            client.request("stock", b"")
+
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(run()) if is_async else run_in_threads()
+    assert isinstance(raised.value.exceptions[0], OSError)
+    assert not app._over.is_set(), "its next run is not over"
+
+
 def test_a_resource_that_an_app_does_not_have_is_not_replaced() -> None:
     with pytest.raises(ConfigurationError, match="no resource of type int; it has: Shelf, AsyncShelf"):
         fake(shop([]), resources={int: 7})

@@ -213,7 +213,7 @@ class App:
             raise ClosedError("an App runs once")
         if not self.services:
             raise ConfigurationError("the App has no services: declare one with @app.service(NAME)")
-        self._life = Life(self)
+        self._life = Life(self, over=self._over)
         self._life.run()
 
     def stop(self) -> None:
@@ -228,7 +228,9 @@ class App:
 class Life:
     """One run of an App, until ``over`` is set. ``resources``: values that stand in for those of the App."""
 
-    def __init__(self, app: App, resources: Mapping[type, Any] | None = None) -> None:
+    def __init__(
+        self, app: App, resources: Mapping[type, Any] | None = None, *, over: threading.Event | None = None
+    ) -> None:
         self.app = app
         self._given = dict(resources or {})
         for kind in self._given:
@@ -236,7 +238,7 @@ class Life:
                 known = ", ".join(each.__qualname__ for each in app._resources) or "none"  # noqa: SLF001
                 name = getattr(kind, "__qualname__", repr(kind))
                 raise ConfigurationError(f"the App has no resource of type {name}; it has: {known}")
-        self.over = app._over  # noqa: SLF001 - its own App's
+        self.over = over or threading.Event()
         self.workers: list[Worker | AsyncWorker] = []
         self._values: dict[type, Any] = {}
         self._async_kinds: set[type] = set()

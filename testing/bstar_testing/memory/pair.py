@@ -205,10 +205,12 @@ class FakePair:
             worker.close()
         for each in self._async_workers:
             self.run(each.close())
-        self._resources.close()
-        if self._world.private_loop is not None:
-            self._world.private_loop.close()
-        self._close_nodes()
+        try:
+            self._resources.close()
+        finally:
+            if self._world.private_loop is not None:
+                self._world.private_loop.close()
+            self._close_nodes()
 
     async def __aenter__(self) -> AsyncHAClient:
         self._loop = asyncio.get_running_loop()
@@ -239,14 +241,16 @@ class FakePair:
             worker.close()
         for each in self._async_workers:
             await each.close()
-        await self._in_order(self._resources.close)
-        self._world.on_work = self._world.event_loop = None
-        for handle in (self._timer, self._next):
-            if handle is not None:
-                handle.cancel()
-        assert self._time is not None
-        self._time.end()
-        self._close_nodes()
+        try:
+            await self._in_order(self._resources.close)
+        finally:
+            self._world.on_work = self._world.event_loop = None
+            for handle in (self._timer, self._next):
+                if handle is not None:
+                    handle.cancel()
+            assert self._time is not None
+            self._time.end()
+            self._close_nodes()
 
     async def _in_order(self, act: Callable[[], object]) -> None:
         """Open or close the resources of an App. Those that are async wait for the event loop in a thread."""
