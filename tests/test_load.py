@@ -12,7 +12,7 @@ import pytest
 
 from bstar_cli.engine import Gaps
 from bstar_cli.load import percentile
-from bstar_client import FailedOver
+from bstar_client import FailedOver, Worker
 from bstar_testing.nodes import COMMAND
 from support.pairs import SERVICE, standing_pair
 from support.waiting import LIMIT_S
@@ -184,3 +184,15 @@ def test_people_get_sentences(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 1
     assert rest.splitlines()[-1].split("  ", 1)[1].startswith("sum: ")
+
+
+@pytest.mark.loopback
+def test_a_service_that_answers_something_else_is_named_as_the_cause() -> None:
+    """Its answers are not those of other calls."""
+    with standing_pair(workers=0) as pair, Worker(pair.endpoints, "price", lambda request: b"1250"):
+        process = load(pair.endpoints, "price", "--rate", "50", "--seconds", "0.5")
+        out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1
+    [total] = lines(out, "sum")
+    assert total["crossed"] == total["answered"] > 0
+    assert "load needs a service that answers as echo does" in err

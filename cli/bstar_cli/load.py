@@ -121,7 +121,7 @@ def load(
 
         bstar load
 
-        bstar load price --rate 200 --seconds 60
+        bstar load quick --rate 200 --seconds 60
 
         bstar load -e tcp://10.0.0.1:5001,tcp://10.0.0.2:5001 --json | jq 'select(.type == "failover")'
     """
@@ -256,6 +256,12 @@ class _Report:
             f"{line.crossed} crossed, {line.resends} sent again, {line.failovers} failovers; longest call "
             f"{line.longest_call_s:.3f} s, longest time without an answer {line.longest_gap_s:.3f} s",
         )
+        if line.crossed > line.answered / 2:
+            typer.echo(
+                "crossed: most answers differ from the body that was sent: load needs a service that answers "
+                "as echo does",
+                err=True,
+            )
         return line.ok
 
     def _print(self, line: msgspec.Struct, text: str) -> None:

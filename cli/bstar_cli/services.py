@@ -180,7 +180,10 @@ def _show(name: _Name, nodes: Nodes, as_json: _Json = False, timeout: _Timeout =
         title = f"version {each.version}" if each.version else "no version"
         workers = counted(each.workers, "worker")
         if each == Offer(workers=each.workers):
-            typer.echo(f"\nnothing is known of {workers}: of plain Majordomo or of an earlier release")
+            typer.echo(
+                f"\nnothing is known of {workers}: a handler without types, docstring and version, plain "
+                "Majordomo, or an earlier release"
+            )
             continue
         about = f": {each.description}" if each.description else ""
         typer.echo(lines(f"\n{title}, {workers}{about}"))
