@@ -202,7 +202,7 @@ def gateway(p: Pair, *options: str) -> Iterator[tuple[Process, int]]:
     host = LoopbackHost()
     port = host.ports(1)[0]
     argv = [sys.executable, "-m", "bstar_cli", "http", "--listen", f"127.0.0.1:{port}"]
-    with Process("http", [*argv, "-e", ",".join(p.endpoints), *options], folder=p.folder) as process:
+    with Process(f"http-{port}", [*argv, "-e", ",".join(p.endpoints), *options], folder=p.folder) as process:
         process.wait_for_log("ready")
         yield process, port
         assert process.stop() == 0
@@ -221,7 +221,7 @@ def test_a_program_of_its_own_answers_through_a_failover() -> None:
             process.wait_until(lambda: sample in curl(f"{metrics}/metrics")[1], "counts")
 
 
-def test_a_socket_without_a_token_is_refused_and_not_logged(tmp_path: Path) -> None:
+def test_a_socket_without_a_token_is_refused_and_not_logged(sound: Pair, tmp_path: Path) -> None:
     listed = tmp_path / "principals.yaml"
     listed.write_text("principals: {}\n")
 
@@ -229,15 +229,14 @@ def test_a_socket_without_a_token_is_refused_and_not_logged(tmp_path: Path) -> N
         with pytest.raises(websockets.InvalidStatus, match="401"):
             await websockets.connect(f"ws://127.0.0.1:{port}/socket")
 
-    with pair() as p:
-        with gateway(p, "--principals", str(listed)) as (process, port):
-            asyncio.run(ask(port))
-        assert "error" not in process.log()
+    with gateway(sound, "--principals", str(listed)) as (process, port):
+        asyncio.run(ask(port))
+    assert "error" not in process.log()
 
 
-def test_tls_is_that_of_the_files(tmp_path: Path) -> None:
+def test_tls_is_that_of_the_files(sound: Pair, tmp_path: Path) -> None:
     certificate, key = certify(tmp_path)
-    with pair() as p, gateway(p, "--tls-cert", str(certificate), "--tls-key", str(key)) as (_, port):
+    with gateway(sound, "--tls-cert", str(certificate), "--tls-key", str(key)) as (_, port):
         url = f"https://127.0.0.1:{port}/call/echo"
         assert curl(url, "-d", "1", "--cacert", str(certificate)) == (200, "1")
         large = tmp_path / "body"
@@ -352,10 +351,10 @@ def test_connections_beyond_the_bound_are_closed_and_the_others_live(bounded: in
             assert each.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
-def test_silent_connections_count_before_their_tls_handshake(tmp_path: Path) -> None:
+def test_silent_connections_count_before_their_tls_handshake(sound: Pair, tmp_path: Path) -> None:
     certificate, key = certify(tmp_path)
     options = ["--tls-cert", str(certificate), "--tls-key", str(key), "--connections-max", "2"]
-    with pair() as p, gateway(p, *options) as (_, port):
+    with gateway(sound, *options) as (_, port):
         with connected(port) as first, connected(port) as second:
             with connected(port) as third:
                 wait_closed(third)
@@ -394,13 +393,19 @@ def carry_many(url: str, **options: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def bounded() -> Iterator[int]:
+def sound() -> Iterator[Pair]:
+    """A pair that no test breaks."""
+    with pair() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def bounded(sound: Pair) -> Iterator[int]:
     """The port of a front with small bounds."""
     options = ["--slow", "1", "--connections-max", "3", "--body-max", "1000000"]
     with (
-        pair() as p,
-        working(Worker(p.endpoints, "large", lambda request: bytes(30_000_000))),
-        gateway(p, *options) as (_, port),
+        working(Worker(sound.endpoints, "large", lambda request: bytes(30_000_000))),
+        gateway(sound, *options) as (_, port),
     ):
         url = f"http://127.0.0.1:{port}/call/echo"
         wait_until(lambda: curl(url, "-d", "1")[0] == 200, "the front answers")
