@@ -9,17 +9,20 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
 
 from bstar_cli import exits
-from bstar_cli.run import _LEAVES_S_MAX, _PAUSE_MAX_S, _Slot, _Supervisor
+from bstar_cli.run import _LEAVES_S_MAX, _PAUSE_MAX_S, _Pages, _Slot, _Supervisor
 from bstar_client import CallFuture, HAClient, Reply
 from bstar_testing import Pair, wait_until
 from support.waiting import LIMIT_S
@@ -429,3 +432,25 @@ def test_an_app_that_cannot_be_served_is_one_sentence_and_status_2(
     log = (tmp_path / "log").read_text()
     assert told in log
     assert "Traceback" not in log
+
+
+class Fleeting(_Slot):
+    """Its child dies between two looks of the thread that shows the pages."""
+
+    _looks = 0
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name != "child":
+            super().__setattr__(name, value)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name != "child":
+            return super().__getattribute__(name)
+        self._looks += 1
+        return SimpleNamespace(memory_bytes=5, figures=[], is_ready=True) if self._looks % 2 else None
+
+
+@pytest.mark.parametrize("page", ["health", "readiness", "metrics"])
+def test_a_process_that_dies_while_a_page_is_made_does_not_end_the_page(page: str) -> None:
+    supervisor: Any = SimpleNamespace(slots=[Fleeting(1)], ended=Counter())
+    assert getattr(_Pages(supervisor), page)("").status == 200

@@ -489,6 +489,10 @@ class _Pages:
         self._observed: dict[tuple[int, str], _Observed] = {}
         self._show = metrics_page(self._registry)
 
+    def _children(self) -> list[tuple[int, _Child | None]]:
+        """Each place and its child at this moment: the parent's thread may forget it in the next one."""
+        return [(slot.number, slot.child) for slot in self._slots]
+
     def collect(self) -> "Iterator[Metric]":
         """What the parent knows of its processes."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
@@ -499,22 +503,21 @@ class _Pages:
         held = GaugeMetricFamily(
             "bstar_run_memory_bytes", "Resident memory of each process.", labels=["process"]
         )
-        for slot in self._slots:
-            if slot.child is not None:
-                held.add_metric([str(slot.number)], slot.child.memory_bytes)
+        for number, child in self._children():
+            if child is not None:
+                held.add_metric([str(number)], child.memory_bytes)
         yield from (ended, held)
 
     def metrics(self, accept: str) -> "Page":
         """Each child's services, by the number of its place."""
         from bstar_client.metrics import register  # noqa: PLC0415
 
-        for slot in self._slots:
-            child = slot.child
+        for number, child in self._children():
             for figures in [] if child is None else list(child.figures):
-                known = self._observed.get((slot.number, figures.service))
+                known = self._observed.get((number, figures.service))
                 if known is None:
-                    known = self._observed[slot.number, figures.service] = _Observed(figures)
-                    register(known, name=f"{slot.number}/{figures.service}", registry=self._registry)
+                    known = self._observed[number, figures.service] = _Observed(figures)
+                    register(known, name=f"{number}/{figures.service}", registry=self._registry)
                 known.last = figures
         return self._show(accept)
 
@@ -522,7 +525,7 @@ class _Pages:
         """The parent answers; stuck handlers of a child make it ill."""
         from bstar.net.http_server import said  # noqa: PLC0415
 
-        stuck = sum(each.stuck for slot in self._slots if slot.child for each in slot.child.figures)
+        stuck = sum(each.stuck for _, child in self._children() if child for each in child.figures)
         if stuck:
             return said(HTTPStatus.SERVICE_UNAVAILABLE, f"{stuck} handlers are stuck")
         return said(HTTPStatus.OK, "the parent answers")
@@ -531,7 +534,7 @@ class _Pages:
         """Ready if each child is registered."""
         from bstar.net.http_server import said  # noqa: PLC0415
 
-        lacking = [slot.number for slot in self._slots if slot.child is None or not slot.child.is_ready]
+        lacking = [number for number, child in self._children() if child is None or not child.is_ready]
         if lacking:
             return said(HTTPStatus.SERVICE_UNAVAILABLE, "processes are not registered", processes=lacking)
         return said(HTTPStatus.OK, "every process is registered")
