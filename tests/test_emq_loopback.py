@@ -49,6 +49,15 @@ def manager(routers: Sequence[str], processes: int = 2) -> Iterator[EmqJobManage
             thread.join(LIMIT_S)
 
 
+def test_a_router_that_is_down_is_logged_once_with_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    router = "tcp://127.0.0.1:9"
+    with manager([router], processes=1) as made:
+        wait_until(lambda: made._link.opened > 3, "it tries again")
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        f"not connected (one of {router}): the connection broke or was refused; tries again"
+    ]
+
+
 @contextmanager
 def dealer(endpoint: str, identity: bytes | None = None) -> Iterator[Socket]:
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:

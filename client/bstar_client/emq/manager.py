@@ -84,6 +84,9 @@ class EmqJobManager(Closing):
         )
         self._reactor = Reactor(stop_timeout_s=self.options.drain_s)
         self._is_closed = False
+        self._routers = settings.routers
+        # Why connections ended since a router last knew it: each reason is logged once.
+        self._losses: set[str] = set()
         # Jobs that the session gives to a process in this turn.
         self._runs: deque[Run] = deque()
         self._session = ManagerSession(settings, new_id, time.time)
@@ -145,8 +148,13 @@ class EmqJobManager(Closing):
                 if len(self._runs) == 1:
                     self._run_all(now)
             case Close(reason):
-                _log.warning("connection lost: %s", reason)
+                if reason not in self._losses:
+                    self._losses.add(reason)
+                    _log.warning(
+                        "not connected (one of %s): %s; tries again", ", ".join(self._routers), reason
+                    )
             case Registered(router):
+                self._losses.clear()
                 _log.info("registered at %s, %d processes", router, self.options.processes)
 
     def _run_all(self, now: float) -> None:
