@@ -387,7 +387,7 @@ func (c *Client) handle(e event, now time.Time) {
 
 // Map asks a service for each body, with a window of requests under way, and yields an Outcome for each: in the order
 // of the bodies, or as they come. Breaking out of the loop, or the end of the context, gives up what is under way; after
-// the context's end no further body is taken, and the last outcome has its error.
+// the context's end one body is taken at most, and the last outcome has the error of that one.
 func (c *Client) Map(
 	ctx context.Context, service string, bodies iter.Seq[[]byte], given ...CallOption,
 ) iter.Seq[Outcome] {
