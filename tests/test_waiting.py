@@ -53,28 +53,6 @@ def test_a_message_of_any_accepted_size_fits_into_empty_queues() -> None:
     assert desk.request(b"c", 1, b"x" * 1_000) == []
 
 
-def test_small_frames_count_with_the_memory_that_they_take() -> None:
-    """1,000 frames of 2 bytes counted 2,000, and took 60,000."""
-    desk = Desk(queue_bytes_max=300_000)
-
-    def ask(number: int) -> list[list[bytes]]:
-        return desk.send(b"c", *native.encode_request(ident(number), b"echo", [b"xx"] * 1_000))
-
-    refused = [ask(number) for number in range(5)]
-    assert [bool(frames) for frames in refused] == [False] * 4 + [True]
-    assert desk.ledger.waiting.size_bytes == 4 * (2_000 + 999 * 58)
-    [request] = desk.broker.work_orders.oldest(None, 1, 0.0)
-    assert request.body_bytes == 2_000
-    desk.ready(b"w", credit=100)
-    assert desk.ledger.waiting.size_bytes == 0
-
-
-def test_a_message_of_the_largest_size_fits_whatever_its_frames_are() -> None:
-    desk = Desk(queue_bytes_max=1_000, message_bytes_max=1_000)
-    body = [b"x" * 8] * 100
-    assert desk.send(b"c", *native.encode_request(ident(1), b"echo", body)) == []
-
-
 def test_a_batch_that_would_take_the_last_tenth_is_accepted_as_far_as_it_fits() -> None:
     desk = Desk(queue_bytes_max=1_000)
     refused = desk.requests(b"greedy", range(30), [b"x" * 50] * 30)

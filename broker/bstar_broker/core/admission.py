@@ -21,9 +21,6 @@ from bstar_broker.core.records import Accepted, Bundle, ServiceRecord
 # A request's cost beside its body: its record and its entries in tables and a queue (700 bytes, measured),
 # and those of its client if it has no other request (500 more).
 REQUEST_BYTES = 1_200
-# What each further frame of a body takes beside its bytes: an object and its place in a list (57 to 59 bytes,
-# measured with frames of 2 to 32).
-FRAME_BYTES = 58
 # How many other clients may wait for one key: repeated or speculative tasks, a few programs that do the same.
 # Each costs an address here and a copy of the reply.
 ASKERS_MAX = 16
@@ -66,8 +63,7 @@ class Admission:
                 return self._join(known, message, now)
         held = self._requests_of.get(sender, 0)
         body = message.body
-        overhead = 0 if len(body) == 1 else self._overhead(body)
-        size = overhead + (len(body[0]) if len(body) == 1 else sum(map(len, body)))
+        size = len(body[0]) if len(body) == 1 else sum(map(len, body))
         if message.extensions:
             size += len(message.extensions)
         ledger = self._ledger
@@ -92,7 +88,6 @@ class Admission:
             sender, message.envelope, codec, sender, service, body, size, identity,
             message.extensions, now, min(latest, deadline) if deadline else latest, deadline,
             message.is_repeated, message.is_urgent, message.is_once, message.is_whole, is_queued,
-            overhead=overhead,
         )  # fmt: skip
         outputs: list[Output] = []
         if is_queued:
@@ -124,11 +119,6 @@ class Admission:
         """
         waits_s, expires_s = self._settings.request_ttl_s, service.limits.expires_s
         return waits_s if expires_s is None or codec is self._ledger.mailbox else min(waits_s, expires_s)
-
-    def _overhead(self, body: Sequence[bytes]) -> int:
-        """What these frames take beside their bytes. The largest message fits into empty queues."""
-        room = self._settings.message_bytes_max - sum(map(len, body))
-        return max(0, min(FRAME_BYTES * (len(body) - 1), room))
 
     def _why_not_taken(self, message: Request | Requests, held: int, size_bytes: int) -> Refusal | None:
         """Why the message is refused. Its client then holds ``held`` requests; it takes ``size_bytes``."""
@@ -164,8 +154,7 @@ class Admission:
             text = f"worker {printable(name)} of service {printable(message.service)} is gone"
             return self._refuse(message, codec, service, refusals.WORKER_GONE.saying(text))
         held = self._requests_of.get(sender, 0) + 1
-        overhead = self._overhead(message.body)
-        size = sum(map(len, message.body)) + len(message.extensions) + overhead
+        size = sum(map(len, message.body)) + len(message.extensions)
         waits = service.directed.get(name)
         refusal = self._why_not_taken(message, held, size + REQUEST_BYTES) or self._waiting.why_not(
             sender, held, 1 if waits is None else waits.length + 1, size, service.limits.queue_length_max
@@ -180,7 +169,7 @@ class Admission:
             sender, message.envelope, codec, sender, service, message.body, size, identity,
             message.extensions, now, expires_at, deadline,
             message.is_repeated, message.is_urgent, message.is_once, message.is_whole, is_queued=True,
-            target=name, overhead=overhead,
+            target=name,
         )  # fmt: skip
         service.queue_of(request).push(sender, request, is_urgent=message.is_urgent)
         self._waiting.enter(request, sender, 1, size, now)

@@ -55,8 +55,7 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
     """A request that the broker answers for, from its arrival to its final reply.
 
     ``sender``, ``envelope`` and ``codec`` say where its replies go, ``lane`` whose share of the queue it
-    takes. ``size`` is what it takes of the queues' bytes, ``overhead`` of that what its frames take beside
-    their bytes. ``expires_at`` ends its wait in the queue, ``deadline`` its client's wait (0: unknown).
+    takes. ``expires_at`` ends its wait in the queue, ``deadline`` its client's wait (0: unknown).
     ``partials`` counts those sent to the client; ``sent_bytes`` counts their bytes for an observer. ``held``
     keeps them for a client that takes one reply only. ``dispatched_at`` and ``worker`` (its routing id) are
     of the last dispatch. ``is_abandoned``: a worker still has the request, but this node will not answer it,
@@ -104,7 +103,6 @@ class Accepted(msgspec.Struct, gc=False, eq=False):
     sent_bytes: int = 0
     progress: Progress | None = None
     target: bytes = b""
-    overhead: int = 0
 
 
 class Bundle(msgspec.Struct, eq=False):

@@ -97,8 +97,7 @@ class WorkOrders:
         else:
             assert type(item) is Accepted
             identity, count = item.identity or self._ledger.identify(item), 1
-            codec, deliveries = dialect_of(item.codec, item.sender), item.deliveries
-            size = item.size - item.overhead
+            codec, size, deliveries = dialect_of(item.codec, item.sender), item.size, item.deliveries
             is_given_up = item.is_abandoned
         is_waiting = item.is_queued
         return RequestState(

@@ -159,7 +159,7 @@ class RequestLines:
             queued_us,
             total_us - queued_us,
             hexlify(request.worker) if deliveries else b"",
-            request.size - request.overhead,
+            request.size,
             bytes_out + request.sent_bytes,
         )
         if deliveries == 1 and not request.is_repeated and not request.partials:

@@ -119,10 +119,9 @@ class Limits(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=KIB,
             le=1024 * GIB,
-            description="Bytes of the bodies that wait in all queues, with 58 for each frame after the "
-            "first, and of unread replies, and never more than half of the memory that the node has for "
-            "them. Beyond it requests are refused as busy, and replies dropped. The last tenth is for "
-            "clients with fewer bytes than that. Default 1 GiB.",
+            description="Bytes of the bodies that wait in all queues, and of unread replies, and never more "
+            "than half of the memory that the node has for them. Beyond it requests are refused as busy, "
+            "and replies dropped. The last tenth is for clients with fewer bytes than that. Default 1 GiB.",
         ),
     ] = GIB
     requests_per_client_max: Annotated[
