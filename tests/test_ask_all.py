@@ -469,6 +469,7 @@ def test_a_node_of_an_earlier_release_gets_no_such_request() -> None:
 @pytest.mark.requirement("BSN-C-18")
 def test_a_node_of_an_earlier_release_is_not_asked_for_a_vote_with_it() -> None:
     desk = ClientDesk()
+    desk.disconnect(1)
     desk.connect(0, NodeStatus(PASSIVE, 1, 0, 0, 0, 100, 300, ALL_FEATURES & ~READS_DIRECTED))
     call = directed(desk)
     assert isinstance(desk.error_of(call), RejectedError)

@@ -377,6 +377,7 @@ def test_nor_is_it_sent_such_a_request_as_a_vote() -> None:
     bound = [desk.call(idempotent=False) for _ in range(2)]
     allowed = desk.call()
     old = msgspec.structs.replace(status(PRIMARY, retry_after_ms=0), features=ALL_FEATURES & ~OBEYS_ONCE)
+    desk.disconnect(1)
     desk.connect(0, old)
     assert all(isinstance(desk.error_of(call), RejectedError) for call in bound)
     assert desk.requests() == [(0, allowed.identity)]

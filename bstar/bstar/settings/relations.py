@@ -125,14 +125,6 @@ RELATIONS = (
         reason="a worker may be silent for longer while it works than while it waits",
     ),
     Relation(
-        left="busy_timeout_s",
-        is_strict=False,
-        right="fronts.ppp.heartbeat_interval_s × fronts.ppp.liveness",
-        paths=("timing.busy_timeout_s", *_PPP),
-        values=lambda s: (s.timing.busy_timeout_s, _ppp_expiry_s(s)),
-        reason="a Pirate worker may be silent for longer while it works than while it waits",
-    ),
-    Relation(
         left="request_ttl_s",
         is_strict=True,
         right="every worker expiry (…heartbeat_interval_s × …liveness)",
