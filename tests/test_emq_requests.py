@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -470,8 +471,13 @@ def test_a_schedule_of_no_job_is_refused(planner: EmqStage) -> None:
 
 def test_a_schedule_nested_as_deep_as_a_decoder_reads_ends_nothing(planner: EmqStage) -> None:
     """To write JSON takes a little more of the stack than to read it."""
-    for depth in range(900, 1_000):
-        planner.schedules(interval_s=10, message=job().replace(b"[]", b"[" * depth + b"]" * depth, 1))
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(1_000)  # some library of another test may have raised it
+    try:
+        for depth in range(900, 1_000):
+            planner.schedules(interval_s=10, message=job().replace(b"[]", b"[" * depth + b"]" * depth, 1))
+    finally:
+        sys.setrecursionlimit(limit)
     assert "emq-schedule-job" in planner.drops()
 
 
