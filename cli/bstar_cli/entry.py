@@ -13,7 +13,7 @@ import signal
 import sys
 
 # Imports make 48,000 objects that stay. To look through them for cycles again and again takes a tenth of a
-# node's start. ``options.grouped`` collects again.
+# node's start. ``main`` collects again before a command begins.
 gc.disable()
 
 # ``exits.INTERRUPTED`` and ``exits.USAGE``: their import takes as long as the rest.

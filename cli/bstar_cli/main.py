@@ -5,6 +5,7 @@ without a traceback; a traceback is a defect of ours.
 """
 
 import contextlib
+import gc
 import logging
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ from bstar.base.printable import lines, printable
 from bstar.errors import BstarError, ConfigurationError, PairError, PipelineError
 from bstar_cli import exits
 from bstar_cli.coercion import coerce_quickly
-from bstar_cli.options import grouped
+from bstar_cli.options import collect_garbage, grouped
 from bstar_cli.streams import OutputLostError, guarded
 
 _OWN_ERRORS = (ConfigurationError, PairError, PipelineError)
@@ -104,6 +105,9 @@ def _bstar(
 
     Try it: bstar demo
     """
+    # By now the module of the command is there, too.
+    if not gc.isenabled():
+        collect_garbage()
 
 
 def version() -> None:

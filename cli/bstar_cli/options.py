@@ -75,8 +75,6 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     def run(**options: Any) -> None:
         for name, kind in groups.items():
             options[name] = kind(**{field.name: options.pop(field.name) for field in fields(kind)})
-        if not gc.isenabled():
-            collect_garbage()
         command(**options)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # inspect looks there

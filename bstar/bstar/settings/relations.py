@@ -16,6 +16,7 @@ from bstar.base.endpoints import Endpoint, parse_endpoint, parse_http_bind
 from bstar.base.patterns import is_pattern
 from bstar.errors import ConfigurationError
 from bstar.settings.fields import FIELDS, flatten
+from bstar.settings.fronts import EmqOptions, PppOptions
 from bstar.settings.schema import Settings
 from bstar.settings.store import MEMORY
 from bstar.settings.timing import PROFILES
@@ -61,20 +62,18 @@ def _mdp_expiry_s(settings: Settings) -> float:
     return settings.timing.mdp_heartbeat_interval_s * settings.timing.mdp_liveness
 
 
-def _ppp_expiry_s(settings: Settings) -> float:
-    """0 without Pirate workers."""
-    ppp = settings.fronts.ppp
-    return 0.0 if ppp.workers is None else ppp.heartbeat_interval_s * ppp.liveness
-
-
-def _emq_expiry_s(settings: Settings) -> float:
-    emq = settings.fronts.emq
-    return 0.0 if emq.workers is None else emq.heartbeat_interval_s * emq.liveness
+def _front_expiry_s(front: PppOptions | EmqOptions) -> float:
+    """0 without workers of this front."""
+    return 0.0 if front.workers is None else front.heartbeat_interval_s * front.liveness
 
 
 def _longest_expiry_s(settings: Settings) -> float:
+    fronts = settings.fronts
     return max(
-        _worker_expiry_s(settings), _mdp_expiry_s(settings), _ppp_expiry_s(settings), _emq_expiry_s(settings)
+        _worker_expiry_s(settings),
+        _mdp_expiry_s(settings),
+        _front_expiry_s(fronts.ppp),
+        _front_expiry_s(fronts.emq),
     )
 
 
@@ -414,7 +413,7 @@ WARNINGS = (
         (*_PPP, "timing.failover_timeout_max_s"),
         lambda node: (
             node.has("fronts.ppp.workers")
-            and _ppp_expiry_s(node.settings) <= node.settings.timing.failover_timeout_max_s
+            and _front_expiry_s(node.settings.fronts.ppp) <= node.settings.timing.failover_timeout_max_s
         ),
         "fronts.ppp.heartbeat_interval_s × fronts.ppp.liveness is not above timing.failover_timeout_max_s: a "
         "pause too short for a failover costs the active node its Pirate workers; raise fronts.ppp.liveness",
