@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bstar import records
 from bstar.journal import Journal, JournalOptions
 from bstar.wire import durable
-from bstar.wire.durable import Cause, Submit
+from bstar.wire.durable import Cause, Repeat, Schedule, Submit
 from bstar_broker.journal.durable_lines import DurableLines
 from bstar_broker.store.core.commands import (
     Answered,
@@ -23,7 +23,9 @@ from bstar_broker.store.core.commands import (
     Command,
     Defaults,
     Failed,
+    Fired,
     Retried,
+    Scheduled,
     Submitted,
     Swept,
     encode,
@@ -131,6 +133,19 @@ def test_what_changes_nothing_is_no_step(stand: Stand) -> None:
     stand.do(Cancelled(request_id(2)), Closed([request_id(3)]), Retried(request_id(1)))
 
     assert [each.step for each in stand.steps()] == ["submitted"]
+
+
+def test_a_schedule_has_no_steps_and_each_of_its_requests_has(stand: Stand) -> None:
+    once = Schedule(Submit(request_id(1), b"price", [b"ab"]), Repeat(every_ms=1_000, runs=2))
+    stand.do(Scheduled("", msgspec.Raw(durable.encode(once)), 1_000, DEFAULTS))
+    stand.do(Fired(request_id(1), 1_000, [1_000], 2_000))
+    stand.do(Fired(request_id(1), 2_000, [2_000], 0), at_ms=2_000)
+    stand.do(Closed([request_id(1)]))
+
+    assert [(each.step, each.client, each.entry) for each in stand.steps()] == [
+        ("submitted", durable.run_id(request_id(1), run_ms).hex(), entry)
+        for run_ms, entry in ((1_000, 2), (2_000, 3))
+    ]
 
 
 def test_a_sample_has_all_steps_of_a_request_or_none(tmp_path: Path) -> None:

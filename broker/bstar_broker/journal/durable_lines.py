@@ -107,9 +107,10 @@ def _cause_of(record: Record) -> bytes:
 
 
 def _step_of(change: Change) -> str | None:
-    """The step that a change is; None if nothing has changed."""
+    """The step that a change is; None if nothing has changed, or of a schedule, which is no request."""
     old, new = change.old, change.new
-    if new is old:
+    about = new or old
+    if new is old or about is None or about.repeat is not None:
         return None
     if old is None:
         return "submitted"
