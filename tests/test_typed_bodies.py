@@ -650,6 +650,19 @@ def test_models_of_pydantic_are_bodies_and_replies() -> None:
     assert msgspec.msgpack.decode(result_of(handle, packed, PACK)) == [{"sku": 7, "kind": "a"}]
 
 
+def test_a_model_with_aliases_is_sent_by_them_as_its_schema_says() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    model: Any = pydantic.create_model("Model", sku=(int, pydantic.Field(alias="skuNumber")))
+
+    def handle(body):  # type: ignore[no-untyped-def]
+        return [body]
+
+    handle.__annotations__ = {"body": model, "return": list[model]}
+    (frame,), headers = to_typed(model(skuNumber=7), None, None)
+    assert result_of(handle, frame, dict(headers or {})) == b'[{"skuNumber":7}]'
+    assert read_frames([frame], model, None, "it") == model(skuNumber=7)
+
+
 # --- over a broker ------------------------------------------------------------------------------------------
 
 

@@ -60,7 +60,8 @@ def of_model(model: Any) -> object:
         raise TypeError(
             f"{type(model).__name__} cannot be encoded: it is no struct, dataclass, dict or model"
         )
-    return model.model_dump(mode="json")
+    # By the aliases, which validation reads and the schemas have.
+    return model.model_dump(mode="json", by_alias=True)
 
 
 def _why(error: ValueError) -> str:
