@@ -908,6 +908,52 @@ def test_a_full_disk_does_not_end_the_store_that_is_in_sync_again(
         assert platter.opened.damage == ""
 
 
+def removed(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def moved(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+
+
+def replaced(folder: Path) -> None:
+    moved(folder)
+    shutil.copytree(folder.with_name("elsewhere"), folder)
+
+
+def database_removed(folder: Path) -> None:
+    (folder / "store.db").unlink()
+
+
+def wal_removed(folder: Path) -> None:
+    (folder / "store.db-wal").unlink()
+
+
+@pytest.mark.parametrize("lose", [removed, moved, replaced, database_removed, wal_removed])
+def test_files_that_are_removed_while_they_are_written_are_damage_and_the_copy_begins_anew(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, lose: Callable[[Path], None]
+) -> None:
+    """What is written to such files ends with the process."""
+    monkeypatch.setattr(disk_module, "_LOOK_INTERVAL_S", 0.01)
+    with Platter(folder) as platter:
+        platter.put(Write((numbered(1), numbered(2)), mark=mark()))
+        platter.wait(Written)
+        lose(folder)
+        assert "was removed or replaced while the store was in use" in platter.wait(Damaged).text
+        assert platter.disk.damage
+        platter.put(Rebuild(mark(is_in_sync=False)))
+        opened = platter.wait(Opened)
+        assert (opened.last, opened.must, opened.damage) == (START, (1, 2), "")
+        platter.put(Write((numbered(1), numbered(2), numbered(3)), mark=mark(), apply_to=3))
+        platter.wait(Applied, lambda applied: applied.number == 3)
+        assert (platter.disk.damage, platter.disk.repairs) == ("", 1)
+        with pytest.raises(ConfigurationError, match="another process uses"):
+            sqlite_file.StoreFolder(folder)
+    with Platter(folder) as platter:
+        assert (platter.opened.damage, platter.opened.last) == ("", (1, 3))
+        assert platter.find(name(3)) is not None
+
+
 def test_damage_is_reported_though_it_cannot_be_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written_store(folder)
     with Platter(folder) as platter:

@@ -50,7 +50,7 @@ _FOUND_BYTES_MAX: Final = 8 << 20
 
 _RETRY_S: Final = 1.0
 
-# How often it looks for the request that has waited longest.
+# How often it looks for the request that has waited longest, and whether its files are still there.
 _LOOK_INTERVAL_S: Final = 5.0
 
 # The WAL is copied when it has so much: at rest, and under load, where a commit waits for that. The disk is
@@ -390,6 +390,8 @@ class Disk(Closing):
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + _LOOK_INTERVAL_S
+            if lost := self._file.lost():
+                self._writer.damaged(lost)
             self.oldest_due_ms = self._writer.table.oldest_due_ms(time.time_ns() // 1_000_000)
 
     def _checkpoint(self) -> None:

@@ -78,6 +78,10 @@ class MemoryFile(StoreFile):
         """As ``checkpoint``."""
         self.checkpoint()
 
+    def lost(self) -> str:
+        """There is no file."""
+        return ""
+
     def sync_all(self) -> None:
         """There is nothing that a kernel could lose."""
 
@@ -93,6 +97,9 @@ class MemoryFile(StoreFile):
     def size_bytes(self) -> int:
         """The memory that the database takes, as it last was at rest."""
         return self._size_bytes
+
+    def _take_folder(self) -> None:
+        pass
 
     def _move_aside(self, text: str) -> None:
         pass

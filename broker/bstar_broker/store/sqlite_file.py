@@ -131,6 +131,11 @@ class StoreFolder(Closing):
         """True until ``close``."""
         return self._lock >= 0
 
+    @property
+    def is_there(self) -> bool:
+        """True if the lock is still that of the directory with this name."""
+        return _is_same(self.path / "store.lock", os.fstat(self._lock))
+
     def close(self) -> None:
         """Leave it to others. Idempotent."""
         if self._lock >= 0:
@@ -203,6 +208,7 @@ class StoreFile(Closing):
         self.checkpoint()
         self._reach.sync()
         self._is_ours = self._had_wal = True
+        self._files = [(file, file.stat()) for file in (self.folder.database, self.folder.wal)]
         self.folder.note(IN_USE)
 
     def connect(self) -> sqlite3.Connection:
@@ -281,6 +287,11 @@ class StoreFile(Closing):
             self._reach.note()
         return int(frames - copied)
 
+    def lost(self) -> str:
+        """Which file was removed or replaced, "" if none was: what is written to it ends with the process."""
+        lost = [file for file, status in self._files if not _is_same(file, status)]
+        return f"{lost[0]} was removed or replaced while the store was in use" if lost else ""
+
     def rest(self) -> None:
         """Nothing waits: bring to the disk how far this copy reaches. OSError if that fails."""
         self._reach.sync()
@@ -355,6 +366,7 @@ class StoreFile(Closing):
             mark = replace(reach.mark, is_in_sync=False, is_doubtful=False)
         if hasattr(self, "database"):
             self.database.close()
+        self._take_folder()
         self._reach.reach = Reach(mark=mark, is_rebuilt=is_rebuilt)
         self._reach.note_damage(text, must)
         self._move_aside(text)
@@ -364,6 +376,18 @@ class StoreFile(Closing):
             self.put("mark", mark)
             self.commit()
             self.reached(START, mark)
+
+    def _take_folder(self) -> None:
+        """If the directory was removed or replaced, lock the one that has its name, made if it is missing."""
+        if self.folder.is_there:
+            return
+        try:
+            folder = StoreFolder(self.path)
+        except ConfigurationError as error:
+            raise StoreError(str(error)) from error
+        self.folder.close()
+        self._reach.close()
+        self.folder, self._reach = folder, ReachFile(self.path / "store.reach")
 
     def _move_aside(self, text: str) -> None:
         is_kept = not (self._aside / self.folder.database.name).exists()
@@ -533,6 +557,14 @@ def value_of(database: sqlite3.Connection, key: str, kind: type[T]) -> T | None:
         return msgspec.msgpack.decode(row[1], type=kind)
     except UNDECODABLE as error:
         raise StoreError(f"the store's {key} is damaged: {error}") from error
+
+
+def _is_same(path: Path, status: os.stat_result) -> bool:
+    """True if the file with this name is the one that has this status."""
+    try:
+        return os.path.samestat(path.stat(), status)
+    except OSError:
+        return False
 
 
 def _is_whole(path: Path) -> bool:
