@@ -3,11 +3,14 @@
 A test without a marker is a unit test: one that starts a process, opens a connection or sleeps fails here.
 """
 
+import asyncio
 import atexit
 import gc
+import inspect
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 import pytest
 from hypothesis import settings
@@ -75,6 +78,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _needs_more(item: pytest.Item) -> bool:
     return any(item.get_closest_marker(name) for name in _MARKERS)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine in an event loop of its own. It gets what its asynchronous fixtures give there."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+
+    async def run() -> None:
+        async with AsyncExitStack() as opened:
+            given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+            for name, value in given.items():
+                if isinstance(value, AbstractAsyncContextManager):
+                    given[name] = await opened.enter_async_context(value)
+            await pyfuncitem.obj(**given)
+
+    asyncio.run(run(), debug=False)
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

@@ -8,10 +8,10 @@ import inspect
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -28,18 +28,6 @@ from bstar_client.links.links import Links
 from support.scripted import WAIT_S, ScriptedBroker, final
 
 pytestmark = pytest.mark.loopback
-
-T = TypeVar("T")
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run it in a loop of its own, with a generous limit."""
-
-    async def limited() -> T:
-        async with asyncio.timeout(2 * WAIT_S):
-            return await work
-
-    return asyncio.run(limited(), debug=False)
 
 
 async def until(broker: ScriptedBroker, happened: Callable[[], bool]) -> None:
@@ -77,87 +65,73 @@ def test_it_has_the_words_of_the_client_with_a_thread() -> None:
     assert words(AsyncHAClient) == words(HAClient)
 
 
-def test_it_waits_for_the_primary_since_it_connects_and_not_since_it_was_made(broker: ScriptedBroker) -> None:
+async def test_it_waits_for_the_primary_since_it_connects_and_not_since_it_was_made(
+    broker: ScriptedBroker,
+) -> None:
     client = client_of(broker)
     made_at = time.monotonic()
-
-    async def connected_at() -> list[float]:
-        async with client:
-            assert isinstance(client._core, Session)
-            return [node.created_at for node in client._core._nodes]
-
-    assert min(run(connected_at())) > made_at
+    async with client:
+        assert isinstance(client._core, Session)
+        assert min(node.created_at for node in client._core._nodes) > made_at
 
 
 # --- request ------------------------------------------------------------------------------------------------
 
 
-def test_thousands_of_tasks_get_their_own_replies(broker: ScriptedBroker) -> None:
-    async def work() -> None:
-        async with client_of(broker) as client:
-            bodies = [b"%d" % number for number in range(3_000)]
-            replies = await asyncio.gather(*(client.request("echo", body) for body in bodies))
-            assert [reply.body for reply in replies] == bodies
-            assert client.counters.replies == 3_000
-
-    run(work())
+async def test_thousands_of_tasks_get_their_own_replies(broker: ScriptedBroker) -> None:
+    async with client_of(broker) as client:
+        bodies = [b"%d" % number for number in range(3_000)]
+        replies = await asyncio.gather(*(client.request("echo", body) for body in bodies))
+        assert [reply.body for reply in replies] == bodies
+        assert client.counters.replies == 3_000
 
 
-def test_requests_beyond_the_bound_wait_their_turn(broker: ScriptedBroker) -> None:
-    async def work() -> None:
-        async with client_of(broker, outstanding_max=5) as client:
-            replies = await asyncio.gather(*(client.request("echo", b"%d" % n) for n in range(50)))
-            assert [reply.body for reply in replies] == [b"%d" % n for n in range(50)]
-            broker.on_request = silent
-            held = [asyncio.ensure_future(client.request("echo", b"")) for _ in range(5)]
-            await until(broker, lambda: len(broker.requests()) == 55)
-            with pytest.raises(BusyError, match="outstanding_max"):
-                await client.request("echo", b"", timeout=0.05)
-            for task in held:
-                task.cancel()
-            await asyncio.wait(held)
-            broker.on_request = lambda request: [final(request, b"room again")]
-            assert (await client.request("echo", b"")).body == b"room again"
-
-    run(work())
+async def test_requests_beyond_the_bound_wait_their_turn(broker: ScriptedBroker) -> None:
+    async with client_of(broker, outstanding_max=5) as client:
+        replies = await asyncio.gather(*(client.request("echo", b"%d" % n) for n in range(50)))
+        assert [reply.body for reply in replies] == [b"%d" % n for n in range(50)]
+        broker.on_request = silent
+        held = [asyncio.ensure_future(client.request("echo", b"")) for _ in range(5)]
+        await until(broker, lambda: len(broker.requests()) == 55)
+        with pytest.raises(BusyError, match="outstanding_max"):
+            await client.request("echo", b"", timeout=0.05)
+        for task in held:
+            task.cancel()
+        await asyncio.wait(held)
+        broker.on_request = lambda request: [final(request, b"room again")]
+        assert (await client.request("echo", b"")).body == b"room again"
 
 
-def test_a_cancelled_task_gives_its_request_up(broker: ScriptedBroker) -> None:
+async def test_a_cancelled_task_gives_its_request_up(broker: ScriptedBroker) -> None:
     broker.on_request = silent
 
-    async def work() -> None:
-        async with client_of(broker) as client:
-            task = asyncio.ensure_future(client.request("echo", b"1"))
-            await until(broker, lambda: len(broker.requests()) == 1)
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0):
-                    await task
-            task = asyncio.ensure_future(client.request("echo", b"2"))
-            await until(broker, lambda: len(broker.requests()) == 2)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
+    async with client_of(broker) as client:
+        task = asyncio.ensure_future(client.request("echo", b"1"))
+        await until(broker, lambda: len(broker.requests()) == 1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
                 await task
-            assert client._core.outstanding == 0
+        task = asyncio.ensure_future(client.request("echo", b"2"))
+        await until(broker, lambda: len(broker.requests()) == 2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert client._core.outstanding == 0
 
-    run(work())
 
-
-def test_a_key_makes_two_tasks_ask_one_request(broker: ScriptedBroker) -> None:
-    async def work() -> None:
-        async with client_of(broker) as client:
-            first, second = await asyncio.gather(
-                client.request("echo", b"x", key="k"), client.request("echo", b"x", key=b"k")
-            )
-            assert first.body == second.body == b"x"
-            assert len(broker.requests()) == 1
-
-    run(work())
+async def test_a_key_makes_two_tasks_ask_one_request(broker: ScriptedBroker) -> None:
+    async with client_of(broker) as client:
+        first, second = await asyncio.gather(
+            client.request("echo", b"x", key="k"), client.request("echo", b"x", key=b"k")
+        )
+        assert first.body == second.body == b"x"
+        assert len(broker.requests()) == 1
 
 
 # --- failover -----------------------------------------------------------------------------------------------
 
 
-def test_a_plain_client_asks_one_at_a_time_and_resends_on_a_new_socket(broker: ScriptedBroker) -> None:
+async def test_a_plain_client_asks_one_at_a_time_and_resends_on_a_new_socket(broker: ScriptedBroker) -> None:
     frames_seen: list[list[bytes]] = []
 
     def on_frames(frames: list[bytes]) -> list[list[bytes]]:
@@ -169,20 +143,17 @@ def test_a_plain_client_asks_one_at_a_time_and_resends_on_a_new_socket(broker: S
 
     broker.on_frames = on_frames
 
-    async def work() -> None:
-        async with client_of(broker, dialect="mdp02", attempt_timeout_s=0.2, settle_delay_s=0.1) as client:
-            replies = await asyncio.gather(*(client.request("echo", b"%d" % n) for n in range(5)))
-            assert [reply.body for reply in replies] == [b"%d" % n for n in range(5)]
-            assert replies[0].attempts == 2
-
-    run(work())
+    async with client_of(broker, dialect="mdp02", attempt_timeout_s=0.2, settle_delay_s=0.1) as client:
+        replies = await asyncio.gather(*(client.request("echo", b"%d" % n) for n in range(5)))
+        assert [reply.body for reply in replies] == [b"%d" % n for n in range(5)]
+        assert replies[0].attempts == 2
     assert frames_seen[0][0] != frames_seen[1][0]
 
 
 # --- map ----------------------------------------------------------------------------------------------------
 
 
-def test_map_keeps_the_order_and_never_exceeds_its_window(broker: ScriptedBroker) -> None:
+async def test_map_keeps_the_order_and_never_exceeds_its_window(broker: ScriptedBroker) -> None:
     in_flight: list[int] = []
     drawn = answered = 0
 
@@ -195,38 +166,28 @@ def test_map_keeps_the_order_and_never_exceeds_its_window(broker: ScriptedBroker
             if number % 7 == 0:
                 await asyncio.sleep(0)
 
-    async def work() -> None:
-        nonlocal answered
-        async with client_of(broker) as client:
-            async for reply in client.map("echo", bodies(300), window=16):
-                assert reply.body == b"%d" % answered
-                assert reply.index == answered
-                answered += 1
-            assert answered == 300
-            assert [reply async for reply in client.map("echo", [])] == []
-            plain = [b"%d" % number for number in range(1_000)]
-            unordered = [r.body async for r in client.map("echo", plain, window=100, ordered=False)]
-            assert Counter(unordered) == Counter(plain)
-
-    run(work())
+    async with client_of(broker) as client:
+        async for reply in client.map("echo", bodies(300), window=16):
+            assert reply.body == b"%d" % answered
+            assert reply.index == answered
+            answered += 1
+        assert answered == 300
+        assert [reply async for reply in client.map("echo", [])] == []
+        plain = [b"%d" % number for number in range(1_000)]
+        unordered = [r.body async for r in client.map("echo", plain, window=100, ordered=False)]
+        assert Counter(unordered) == Counter(plain)
     # One body is asked for ahead, and counts as drawn.
     assert max(in_flight) <= 16 + 1
 
 
-def test_map_that_is_left_early_gives_up_what_is_in_flight(broker: ScriptedBroker) -> None:
-    async def work() -> None:
-        async with client_of(broker) as client:
-            async with aclosing(client.map("echo", [b"x"] * 100, window=10)) as replies:
-                async for _ in replies:
-                    break
-            assert client._core.outstanding == 0
-            assert client._loop is not None
-            assert client._loop._slots == 100_000
-
-    run(work())
-
-
-# --- streams ------------------------------------------------------------------------------------------------
+async def test_map_that_is_left_early_gives_up_what_is_in_flight(broker: ScriptedBroker) -> None:
+    async with client_of(broker) as client:
+        async with aclosing(client.map("echo", [b"x"] * 100, window=10)) as replies:
+            async for _ in replies:
+                break
+        assert client._core.outstanding == 0
+        assert client._loop is not None
+        assert client._loop._slots == 100_000
 
 
 # --- looking, and the end -----------------------------------------------------------------------------------
@@ -241,13 +202,13 @@ def test_a_client_belongs_to_one_loop(broker: ScriptedBroker) -> None:
     async def ask_and_leave_open() -> None:
         await ask()
 
-    run(ask_and_leave_open())
+    asyncio.run(ask_and_leave_open())
     with pytest.raises(LocalProtocolError, match="another event loop"):
-        run(ask())
-    run(client.close())
+        asyncio.run(ask())
+    asyncio.run(client.close())
 
 
-def test_a_map_that_is_cancelled_twice_gives_all_of_its_calls_up(broker: ScriptedBroker) -> None:
+async def test_a_map_that_is_cancelled_twice_gives_all_of_its_calls_up(broker: ScriptedBroker) -> None:
     """The second time it waited for its source, and its calls kept their slots for ever."""
     broker.on_request = silent
     closing = asyncio.Event()
@@ -261,23 +222,20 @@ def test_a_map_that_is_cancelled_twice_gives_all_of_its_calls_up(broker: Scripte
             closing.set()
             await asyncio.Event().wait()
 
-    async def scene() -> None:
-        async with client_of(broker, outstanding_max=3) as client:
+    async with client_of(broker, outstanding_max=3) as client:
 
-            async def ask() -> None:
-                async for _ in client.map("held", bodies()):
-                    pass
+        async def ask() -> None:
+            async for _ in client.map("held", bodies()):
+                pass
 
-            asking = asyncio.create_task(ask())
-            await until(broker, lambda: len(broker.requests()) == 2)
-            asking.cancel()
-            await closing.wait()
-            asking.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asking
-            assert client.counters.abandoned == 2
-
-    run(scene())
+        asking = asyncio.create_task(ask())
+        await until(broker, lambda: len(broker.requests()) == 2)
+        asking.cancel()
+        await closing.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert client.counters.abandoned == 2
 
 
 NOWHERE = ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]
@@ -290,47 +248,38 @@ def fail_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Links, "step", step)
 
 
-def test_a_client_whose_turn_fails_ends_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_whose_turn_fails_ends_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """No socket could be opened: it took no further turn, and its calls waited beyond their deadlines."""
 
-    async def scene() -> None:
-        async with AsyncHAClient(NOWHERE, timeout=None) as client:
-            fail_turns(monkeypatch)
-            with pytest.raises(ClosedError):
-                await client.request("echo", b"")
-            with pytest.raises(ClosedError):
-                await client.request("echo", b"")
-
-    run(scene())
-
-
-def test_a_worker_whose_turn_fails_ends_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def echo(request: bytes) -> bytes:
-        return request
-
-    async def scene() -> None:
+    async with AsyncHAClient(NOWHERE, timeout=None) as client:
         fail_turns(monkeypatch)
-        with pytest.raises(zmq.ZMQError):
-            await AsyncWorker(NOWHERE, "echo", echo).run()
+        with pytest.raises(ClosedError):
+            await client.request("echo", b"")
+        with pytest.raises(ClosedError):
+            await client.request("echo", b"")
 
-    run(scene())
 
-
-def test_a_worker_that_is_stopped_before_it_has_begun_closes_its_pages() -> None:
+async def test_a_worker_whose_turn_fails_ends_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async def echo(request: bytes) -> bytes:
         return request
 
-    async def scene() -> None:
-        async with AsyncWorker(NOWHERE, "echo", echo, http="127.0.0.1:0") as worker:
-            url = worker.http_url
-        assert url is not None
-        with pytest.raises(URLError, match="refused"):
-            await asyncio.to_thread(urlopen, f"{url}/healthz", timeout=WAIT_S)
-
-    run(scene())
+    fail_turns(monkeypatch)
+    with pytest.raises(zmq.ZMQError):
+        await AsyncWorker(NOWHERE, "echo", echo).run()
 
 
-def test_a_worker_that_is_cancelled_at_its_end_closes_its_journal(
+async def test_a_worker_that_is_stopped_before_it_has_begun_closes_its_pages() -> None:
+    async def echo(request: bytes) -> bytes:
+        return request
+
+    async with AsyncWorker(NOWHERE, "echo", echo, http="127.0.0.1:0") as worker:
+        url = worker.http_url
+    assert url is not None
+    with pytest.raises(URLError, match="refused"):
+        await asyncio.to_thread(urlopen, f"{url}/healthz", timeout=WAIT_S)
+
+
+async def test_a_worker_that_is_cancelled_at_its_end_closes_its_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by a second signal: the last records were lost."""
@@ -352,16 +301,13 @@ def test_a_worker_that_is_cancelled_at_its_end_closes_its_journal(
     async def echo(request: bytes) -> bytes:
         return request
 
-    async def scene() -> None:
-        running = asyncio.create_task(AsyncWorker(NOWHERE, "echo", echo, journal=tmp_path).run())
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        running.cancel()
-        await asyncio.to_thread(ending.wait, WAIT_S)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        go_on.set()
-        assert await asyncio.to_thread(closed.wait, WAIT_S)
-
-    run(scene())
+    running = asyncio.create_task(AsyncWorker(NOWHERE, "echo", echo, journal=tmp_path).run())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.to_thread(ending.wait, WAIT_S)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    go_on.set()
+    assert await asyncio.to_thread(closed.wait, WAIT_S)

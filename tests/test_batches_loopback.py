@@ -127,7 +127,7 @@ def test_a_worker_without_batches_serves_a_client_with_them(
     assert kinds[Hearing.REQUESTS] == 0
 
 
-def test_tasks_and_their_cancellation_with_batches(broker: Broker) -> None:
+async def test_tasks_and_their_cancellation_with_batches(broker: Broker) -> None:
     may_end = asyncio.Event()
 
     async def work(request: Request) -> bytes:
@@ -135,21 +135,18 @@ def test_tasks_and_their_cancellation_with_batches(broker: Broker) -> None:
             await may_end.wait()
         return request.body
 
-    async def main() -> None:
-        async with (
-            AsyncWorker(broker.endpoint, "tasks", work, credit=500),
-            AsyncHAClient(broker.endpoint, timeout=WAIT_S) as client,
-        ):
-            bodies = [b"%d" % number for number in range(2_000)]
-            replies = [reply.body async for reply in client.map("tasks", bodies, window=700)]
-            assert replies == bodies
-            slow = asyncio.create_task(client.request("tasks", b"slow"))
-            quick = [asyncio.create_task(client.request("tasks", b"%d" % number)) for number in range(200)]
-            assert [(await task).body for task in quick] == bodies[:200]
-            slow.cancel()
-            await asyncio.wait([slow])
-            assert slow.cancelled()
-            assert (await client.request("tasks", b"after")).body == b"after"
-            may_end.set()
-
-    asyncio.run(main())
+    async with (
+        AsyncWorker(broker.endpoint, "tasks", work, credit=500),
+        AsyncHAClient(broker.endpoint, timeout=WAIT_S) as client,
+    ):
+        bodies = [b"%d" % number for number in range(2_000)]
+        replies = [reply.body async for reply in client.map("tasks", bodies, window=700)]
+        assert replies == bodies
+        slow = asyncio.create_task(client.request("tasks", b"slow"))
+        quick = [asyncio.create_task(client.request("tasks", b"%d" % number)) for number in range(200)]
+        assert [(await task).body for task in quick] == bodies[:200]
+        slow.cancel()
+        await asyncio.wait([slow])
+        assert slow.cancelled()
+        assert (await client.request("tasks", b"after")).body == b"after"
+        may_end.set()

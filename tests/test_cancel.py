@@ -361,50 +361,41 @@ def test_a_handler_that_yields_for_ever_ends_with_its_reader(pair: Pair) -> None
 
 
 @pytest.mark.loopback
-def test_a_task_that_is_cancelled_cancels_the_handlers_task(pair: Pair) -> None:
-    async def scene() -> None:
-        begun, ended = asyncio.Event(), asyncio.Event()
+async def test_a_task_that_is_cancelled_cancels_the_handlers_task(pair: Pair) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
 
-        async def handle(request: Request) -> bytes:
-            begun.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.set()
-            return b""
+    async def handle(request: Request) -> bytes:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return b""
 
-        async with (
-            AsyncWorker(pair.endpoints, "wait", handle) as worker,
-            AsyncHAClient(pair.endpoints) as client,
-        ):
-            call = asyncio.create_task(client.request("wait", b""))
-            await asyncio.wait_for(begun.wait(), LIMIT_S)
-            call.cancel()
-            await asyncio.wait_for(ended.wait(), LIMIT_S)
-        assert worker.figures().counters["cancelled"] == 1
-
-    asyncio.run(asyncio.wait_for(scene(), 2 * LIMIT_S))
+    async with AsyncWorker(pair.endpoints, "wait", handle) as worker, AsyncHAClient(pair.endpoints) as client:
+        call = asyncio.create_task(client.request("wait", b""))
+        await asyncio.wait_for(begun.wait(), LIMIT_S)
+        call.cancel()
+        await asyncio.wait_for(ended.wait(), LIMIT_S)
+    assert worker.figures().counters["cancelled"] == 1
 
 
 @pytest.mark.loopback
-def test_an_async_stream_that_is_left_ends_its_handler(pair: Pair) -> None:
-    async def scene() -> None:
-        ended = asyncio.Event()
+async def test_an_async_stream_that_is_left_ends_its_handler(pair: Pair) -> None:
+    ended = asyncio.Event()
 
-        async def count(request: Request) -> AsyncIterator[bytes]:
-            try:
-                yield b"first"
-                await asyncio.Event().wait()
-            finally:
-                ended.set()
+    async def count(request: Request) -> AsyncIterator[bytes]:
+        try:
+            yield b"first"
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
 
-        async with AsyncWorker(pair.endpoints, "count2", count), AsyncHAClient(pair.endpoints) as client:
-            parts = client.stream("count2", b"")
-            assert (await anext(parts)).body == b"first"
-            await parts.aclose()
-            await asyncio.wait_for(ended.wait(), LIMIT_S)
-
-    asyncio.run(asyncio.wait_for(scene(), 2 * LIMIT_S))
+    async with AsyncWorker(pair.endpoints, "count2", count), AsyncHAClient(pair.endpoints) as client:
+        parts = client.stream("count2", b"")
+        assert (await anext(parts)).body == b"first"
+        await parts.aclose()
+        await asyncio.wait_for(ended.wait(), LIMIT_S)
 
 
 @pytest.mark.loopback

@@ -330,15 +330,12 @@ def test_closing_ends_a_wait(broker: ScriptedBroker, store: FakeStore) -> None:
             waiting.result(WAIT_S)
 
 
-def test_a_task_that_waits_is_cancelled(broker: ScriptedBroker, store: FakeStore) -> None:
-    async def work() -> None:
-        async with AsyncHAClient(broker.endpoint) as client:
-            request_id = await client.submit("price", b"x")
-            waiting = asyncio.create_task(client.result(request_id))
-            await asyncio.to_thread(broker.wait_for, lambda: bool(store.waiting))
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            assert (await client.status_of(request_id)).state == "pending"
-
-    asyncio.run(work())
+async def test_a_task_that_waits_is_cancelled(broker: ScriptedBroker, store: FakeStore) -> None:
+    async with AsyncHAClient(broker.endpoint) as client:
+        request_id = await client.submit("price", b"x")
+        waiting = asyncio.create_task(client.result(request_id))
+        await asyncio.to_thread(broker.wait_for, lambda: bool(store.waiting))
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (await client.status_of(request_id)).state == "pending"

@@ -9,10 +9,10 @@ import re
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
@@ -111,14 +111,6 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
         yield stand
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    async def limited() -> T:
-        async with asyncio.timeout(LIMIT_S):
-            return await work
-
-    return asyncio.run(limited())
-
-
 def test_both_pairs_have_services_or_the_other_tests_say_nothing(stand: Stand) -> None:
     assert stand.services_of("east")
     assert stand.services_of("west")
@@ -170,7 +162,7 @@ def test_a_map_of_several_services_goes_to_several_pairs_and_keeps_its_order(sta
         assert len(endpoints) == 1
 
 
-def test_the_asyncio_twins_agree_with_them(stand: Stand) -> None:
+async def test_the_asyncio_twins_agree_with_them(stand: Stand) -> None:
     async def answer(request: Request) -> bytes:
         return named(request)
 
@@ -178,28 +170,21 @@ def test_the_asyncio_twins_agree_with_them(stand: Stand) -> None:
         yield b"one"
         yield b"two"
 
-    async def work() -> None:
-        seen = Registrations()
-        workers = [AsyncWorker(stand.nodes, service, answer, hooks=seen).start() for service in SERVICES]
-        workers.append(AsyncWorker(stand.nodes, "parts", parts, hooks=seen).start())
-        await asyncio.to_thread(seen.wait_for_both_nodes, len(workers))
-        async with AsyncHAClient(stand.nodes, timeout=LIMIT_S) as client:
-            replies = await asyncio.gather(*(client.request(service, b"x") for service in SERVICES))
-            assert [reply.body for reply in replies] == [named_by(service, b"x") for service in SERVICES]
-            check_mixed([each async for each in client.map("unused", mixed_asks(300), window=50)], stand)
-            assert [part.frames async for part in client.stream("parts", b"")] == [
-                (b"one",),
-                (b"two",),
-                (b"",),
-            ]
-            assert await client.discover("parts")
-            listed = {str(each["service"]): each["pair"] for each in await client.services()}
-            assert listed["parts"] == stand.home("parts")
-            assert client.actives == {pair: nodes[0] for pair, nodes in stand.nodes.items()}
-        for worker in workers:
-            await worker.close()
-
-    run(work())
+    seen = Registrations()
+    workers = [AsyncWorker(stand.nodes, service, answer, hooks=seen).start() for service in SERVICES]
+    workers.append(AsyncWorker(stand.nodes, "parts", parts, hooks=seen).start())
+    await asyncio.to_thread(seen.wait_for_both_nodes, len(workers))
+    async with AsyncHAClient(stand.nodes, timeout=LIMIT_S) as client:
+        replies = await asyncio.gather(*(client.request(service, b"x") for service in SERVICES))
+        assert [reply.body for reply in replies] == [named_by(service, b"x") for service in SERVICES]
+        check_mixed([each async for each in client.map("unused", mixed_asks(300), window=50)], stand)
+        assert [part.frames async for part in client.stream("parts", b"")] == [(b"one",), (b"two",), (b"",)]
+        assert await client.discover("parts")
+        listed = {str(each["service"]): each["pair"] for each in await client.services()}
+        assert listed["parts"] == stand.home("parts")
+        assert client.actives == {pair: nodes[0] for pair, nodes in stand.nodes.items()}
+    for worker in workers:
+        await worker.close()
 
 
 def test_the_journals_of_a_client_and_a_worker_bear_the_names_of_their_pairs(

@@ -237,18 +237,11 @@ def test_result_says_what_is_at_the_endpoints() -> None:
             future.result(LIMIT_S)
 
 
-def test_a_future_is_awaited_in_an_event_loop(client: HAClient) -> None:
-    async def scene() -> bytes:
-        reply = await asyncio.wrap_future(client.begin("echo", b"x"))
-        return bytes(reply.body)
-
-    assert asyncio.run(scene()) == b"x"
+async def test_a_future_is_awaited_in_an_event_loop(client: HAClient) -> None:
+    assert (await asyncio.wrap_future(client.begin("echo", b"x"))).body == b"x"
 
 
-def test_with_asyncio_begin_makes_a_task(pair: Pair, client: HAClient) -> None:
-    async def scene() -> None:
-        async with AsyncHAClient(pair.endpoints) as asking:
-            first, second = asking.begin("echo", b"1"), asking.begin("echo", b"2")
-            assert [(await each).body for each in (first, second)] == [b"1", b"2"]
-
-    asyncio.run(scene())
+async def test_with_asyncio_begin_makes_a_task(pair: Pair, client: HAClient) -> None:
+    async with AsyncHAClient(pair.endpoints) as asking:
+        first, second = asking.begin("echo", b"1"), asking.begin("echo", b"2")
+        assert [(await each).body for each in (first, second)] == [b"1", b"2"]

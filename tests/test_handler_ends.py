@@ -406,26 +406,23 @@ def test_a_cancellation_that_is_not_the_workers_own_is_a_failure_of_the_request(
     check_log(worker_log, desk.identities[:ROUNDS])
 
 
-def test_what_runs_when_an_asyncio_worker_is_cancelled_is_not_answered_but_given_back(
+async def test_what_runs_when_an_asyncio_worker_is_cancelled_is_not_answered_but_given_back(
     desk: Desk, worker_log: WorkerLog
 ) -> None:
-    async def work() -> None:
-        has_begun = asyncio.Event()
+    has_begun = asyncio.Event()
 
-        async def wait(request: Request) -> bytes:
-            has_begun.set()
-            await asyncio.Event().wait()
-            return b""
+    async def wait(request: Request) -> bytes:
+        has_begun.set()
+        await asyncio.Event().wait()
+        return b""
 
-        worker = AsyncWorker(desk.broker.endpoint, "price", wait, credit=CREDIT)
-        serving = asyncio.ensure_future(worker.run())
-        await asyncio.to_thread(desk.give, b"x")
-        await has_begun.wait()
-        serving.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await serving
-
-    asyncio.run(work())
+    worker = AsyncWorker(desk.broker.endpoint, "price", wait, credit=CREDIT)
+    serving = asyncio.ensure_future(worker.run())
+    await asyncio.to_thread(desk.give, b"x")
+    await has_begun.wait()
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
     desk.broker.wait_for(lambda: bool(desk.broker.received(Disconnect)))
     assert desk.ends() == []
     assert worker_log.lines == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -247,20 +246,17 @@ def test_a_handler_gets_the_headers_of_every_kind_of_call(served: Pair) -> None:
 
 
 @pytest.mark.loopback
-def test_asyncio_has_the_same_words(served: Pair) -> None:
+async def test_asyncio_has_the_same_words(served: Pair) -> None:
     async def shout(request: Request) -> bytes:
         return shown(request.headers)
 
-    async def ask() -> None:
-        worker = AsyncWorker(served.endpoints, "shout", shout)
-        async with worker, AsyncHAClient(served.endpoints, timeout=60) as client:
-            assert (await client.request("shout", b"x", headers=TENANT)).body == shown(TENANT)
-            bodies = [reply.body async for reply in client.stream("shout", b"x", headers=TENANT)]
-            assert bodies == [shown(TENANT)]
-            asks = [Ask(b"x", headers=TENANT)] * 20
-            assert {reply.body async for reply in client.map("shout", asks)} == {shown(TENANT)}
-
-    asyncio.run(ask())
+    worker = AsyncWorker(served.endpoints, "shout", shout)
+    async with worker, AsyncHAClient(served.endpoints, timeout=60) as client:
+        assert (await client.request("shout", b"x", headers=TENANT)).body == shown(TENANT)
+        bodies = [reply.body async for reply in client.stream("shout", b"x", headers=TENANT)]
+        assert bodies == [shown(TENANT)]
+        asks = [Ask(b"x", headers=TENANT)] * 20
+        assert {reply.body async for reply in client.map("shout", asks)} == {shown(TENANT)}
 
 
 @pytest.mark.loopback

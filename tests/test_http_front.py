@@ -3,8 +3,8 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +50,6 @@ class Item(msgspec.Struct):
 
 class Price(msgspec.Struct):
     cents: int
-
-
-Check = Callable[["Stand"], Awaitable[None]]
 
 
 class Stand:
@@ -126,14 +123,16 @@ async def standing(settings: FrontSettings | None, principals: Principals | None
             yield made
 
 
-def in_memory(
-    check: Check, settings: FrontSettings | None = None, principals: Principals | None = None
-) -> None:
-    async def run() -> None:
-        async with standing(settings, principals) as stand:
-            await check(stand)
+@pytest.fixture
+def stand(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Stand]:
+    return standing(*getattr(request, "param", (None, None)))
 
-    asyncio.run(run())
+
+def front(
+    settings: FrontSettings | None = None, principals: Principals | None = None
+) -> pytest.MarkDecorator:
+    """What the front of one test is given."""
+    return pytest.mark.parametrize("stand", [(settings, principals)], indirect=True)
 
 
 def failure(answer: httpx.Response) -> tuple[int, str, bool]:
@@ -145,99 +144,69 @@ def failure(answer: httpx.Response) -> tuple[int, str, bool]:
 # --- calls --------------------------------------------------------------------------------------------------
 
 
-def test_a_body_goes_in_and_the_reply_comes_out() -> None:
-    async def check(stand: Stand) -> None:
-        for body in (b"", b"hello", bytes(range(256))):
-            answer = await stand.call("echo", body)
-            assert (answer.status_code, answer.content) == (200, body)
-            assert answer.headers["content-type"] == "application/octet-stream"
-            assert answer.headers["x-content-type-options"] == "nosniff"
-
-    in_memory(check)
+async def test_a_body_goes_in_and_the_reply_comes_out(stand: Stand) -> None:
+    for body in (b"", b"hello", bytes(range(256))):
+        answer = await stand.call("echo", body)
+        assert (answer.status_code, answer.content) == (200, body)
+        assert answer.headers["content-type"] == "application/octet-stream"
+        assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_a_caller_that_sends_json_gets_json() -> None:
-    async def check(stand: Stand) -> None:
-        answer = await stand.http.post("/call/echo", json={"a": 1})
-        assert answer.headers["content-type"] == "application/json"
-        assert answer.json() == {"a": 1}
-
-    in_memory(check)
+async def test_a_caller_that_sends_json_gets_json(stand: Stand) -> None:
+    answer = await stand.http.post("/call/echo", json={"a": 1})
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json() == {"a": 1}
 
 
-def test_headers_reach_the_handler_and_secrets_do_not() -> None:
-    async def check(stand: Stand) -> None:
-        answer = await stand.call(
-            "show", X_Trace="7", Cookie="secret", Authorization="Basic secret", Bstar_Timeout="5"
-        )
-        shown = answer.json()
-        assert shown["x-trace"] == "7"
-        assert "secret" not in str(shown)
-        assert not any(name.startswith("bstar-") for name in shown)
-
-    in_memory(check)
+async def test_headers_reach_the_handler_and_secrets_do_not(stand: Stand) -> None:
+    answer = await stand.call(
+        "show", X_Trace="7", Cookie="secret", Authorization="Basic secret", Bstar_Timeout="5"
+    )
+    shown = answer.json()
+    assert shown["x-trace"] == "7"
+    assert "secret" not in str(shown)
+    assert not any(name.startswith("bstar-") for name in shown)
 
 
-def test_several_frames_come_one_behind_the_other_with_their_lengths() -> None:
-    async def check(stand: Stand) -> None:
-        answer = await stand.call("frames")
-        assert (answer.content, answer.headers["bstar-frames"]) == (b"one\xff\x00", "3,2,0")
-
-    in_memory(check)
+async def test_several_frames_come_one_behind_the_other_with_their_lengths(stand: Stand) -> None:
+    answer = await stand.call("frames")
+    assert (answer.content, answer.headers["bstar-frames"]) == (b"one\xff\x00", "3,2,0")
 
 
-def test_a_call_survives_a_failover() -> None:
-    async def check(stand: Stand) -> None:
-        assert (await stand.call("echo", b"1")).content == b"1"
-        stand.office.fail_over()
-        assert (await stand.call("echo", b"2")).content == b"2"
-
-    in_memory(check)
+async def test_a_call_survives_a_failover(stand: Stand) -> None:
+    assert (await stand.call("echo", b"1")).content == b"1"
+    stand.office.fail_over()
+    assert (await stand.call("echo", b"2")).content == b"2"
 
 
-def test_one_key_is_one_request() -> None:
-    async def check(stand: Stand) -> None:
-        answers = await asyncio.gather(*(stand.call("slow", Idempotency_Key="k") for _ in range(3)))
-        assert {answer.content for answer in answers} == {b"late"}
-        assert len(stand.held) == 1
-
-    in_memory(check)
+async def test_one_key_is_one_request(stand: Stand) -> None:
+    answers = await asyncio.gather(*(stand.call("slow", Idempotency_Key="k") for _ in range(3)))
+    assert {answer.content for answer in answers} == {b"late"}
+    assert len(stand.held) == 1
 
 
-def test_a_call_that_may_not_be_repeated_ends_as_unknown() -> None:
-    async def check(stand: Stand) -> None:
-        stand.office.lose_reply()
-        answer = await stand.call("echo", Bstar_Idempotent="false")
-        assert failure(answer) == (502, "outcome-unknown", True)
-
-    in_memory(check)
+async def test_a_call_that_may_not_be_repeated_ends_as_unknown(stand: Stand) -> None:
+    stand.office.lose_reply()
+    answer = await stand.call("echo", Bstar_Idempotent="false")
+    assert failure(answer) == (502, "outcome-unknown", True)
 
 
-def test_a_handler_that_fails_or_declines_says_so() -> None:
-    async def check(stand: Stand) -> None:
-        assert failure(await stand.call("fail")) == (500, "handler-failed", True)
-        answer = await stand.call("decline")
-        assert failure(answer) == (422, "declined", True)
-        assert answer.json()["declined"] == {"code": "sold-out", "text": "none left", "data": {"left": 0}}
-
-    in_memory(check)
+async def test_a_handler_that_fails_or_declines_says_so(stand: Stand) -> None:
+    assert failure(await stand.call("fail")) == (500, "handler-failed", True)
+    answer = await stand.call("decline")
+    assert failure(answer) == (422, "declined", True)
+    assert answer.json()["declined"] == {"code": "sold-out", "text": "none left", "data": {"left": 0}}
 
 
-def test_a_deadline_ends_a_call() -> None:
-    async def check(stand: Stand) -> None:
-        assert failure(await stand.call("slow", Bstar_Timeout="0.5")) == (504, "timeout", True)
-
-    in_memory(check)
+async def test_a_deadline_ends_a_call(stand: Stand) -> None:
+    assert failure(await stand.call("slow", Bstar_Timeout="0.5")) == (504, "timeout", True)
 
 
-def test_a_busy_pair_asks_callers_to_come_back() -> None:
-    async def check(stand: Stand) -> None:
-        with stand.office.busy():
-            answer = await stand.call("echo", Bstar_Timeout="0.5")
-        assert failure(answer) == (503, "busy", False)
-        assert answer.headers["retry-after"] == "1"
-
-    in_memory(check)
+async def test_a_busy_pair_asks_callers_to_come_back(stand: Stand) -> None:
+    with stand.office.busy():
+        answer = await stand.call("echo", Bstar_Timeout="0.5")
+    assert failure(answer) == (503, "busy", False)
+    assert answer.headers["retry-after"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -252,91 +221,69 @@ def test_a_busy_pair_asks_callers_to_come_back() -> None:
         ({"Accept": "text/event-stream", "Idempotency-Key": "k"}, "stream has no key"),
     ],
 )
-def test_wrong_options_are_a_bad_request(headers: Mapping[str, str], word: str) -> None:
-    async def check(stand: Stand) -> None:
-        answer = await stand.http.post("/call/echo", headers=headers)
-        assert failure(answer) == (400, "bad-request", False)
-        assert word in answer.json()["text"]
-
-    in_memory(check)
+async def test_wrong_options_are_a_bad_request(stand: Stand, headers: Mapping[str, str], word: str) -> None:
+    answer = await stand.http.post("/call/echo", headers=headers)
+    assert failure(answer) == (400, "bad-request", False)
+    assert word in answer.json()["text"]
 
 
-def test_unknown_paths_and_methods_have_the_same_form() -> None:
-    async def check(stand: Stand) -> None:
-        assert failure(await stand.http.get("/calls/echo")) == (404, "not-found", False)
-        answer = await stand.http.get("/call/echo")
-        assert failure(answer) == (405, "method-not-allowed", False)
-        assert answer.headers["allow"] == "POST"
-        assert failure(await stand.http.post(f"/call/{'x' * 300}")) == (400, "bad-request", False)
-
-    in_memory(check)
+async def test_unknown_paths_and_methods_have_the_same_form(stand: Stand) -> None:
+    assert failure(await stand.http.get("/calls/echo")) == (404, "not-found", False)
+    answer = await stand.http.get("/call/echo")
+    assert failure(answer) == (405, "method-not-allowed", False)
+    assert answer.headers["allow"] == "POST"
+    assert failure(await stand.http.post(f"/call/{'x' * 300}")) == (400, "bad-request", False)
 
 
-def test_the_group_of_a_submit_is_the_one_of_its_header() -> None:
-    async def check(stand: Stand) -> None:
-        answer = await stand.http.post("/submit/echo", headers={"Bstar-Group": "x" * 129})
-        assert failure(answer) == (400, "bad-request", False)
-        assert "a group's name has 1 to 128 characters" in answer.json()["text"]
-
-    in_memory(check)
+async def test_the_group_of_a_submit_is_the_one_of_its_header(stand: Stand) -> None:
+    answer = await stand.http.post("/submit/echo", headers={"Bstar-Group": "x" * 129})
+    assert failure(answer) == (400, "bad-request", False)
+    assert "a group's name has 1 to 128 characters" in answer.json()["text"]
 
 
 @pytest.mark.parametrize("service", ["mmi.state", "store.submit", "titanic.request"])
-def test_the_brokers_own_services_cannot_be_called(service: str) -> None:
-    async def check(stand: Stand) -> None:
-        assert failure(await stand.call(service)) == (403, "not-allowed", False)
-
-    in_memory(check)
+async def test_the_brokers_own_services_cannot_be_called(stand: Stand, service: str) -> None:
+    assert failure(await stand.call(service)) == (403, "not-allowed", False)
 
 
 @pytest.mark.parametrize("name", ["%ff", "caf%e9", "%ed%a0%80", ""])
 @pytest.mark.parametrize("path", ["call", "submit"])
-def test_what_is_no_name_of_a_service_is_refused_at_once(path: str, name: str) -> None:
-    async def check(stand: Stand) -> None:
-        answer = await stand.http.post(f"/{path}/{name}", headers={"Bstar-Timeout": "60"})
-        assert failure(answer) == (400, "bad-request", False)
-        assert "name" in answer.json()["text"]
-
-    in_memory(check)
+async def test_what_is_no_name_of_a_service_is_refused_at_once(stand: Stand, path: str, name: str) -> None:
+    answer = await stand.http.post(f"/{path}/{name}", headers={"Bstar-Timeout": "60"})
+    assert failure(answer) == (400, "bad-request", False)
+    assert "name" in answer.json()["text"]
 
 
-def test_a_body_beyond_the_bound_is_refused_also_without_a_length() -> None:
+@front(FrontSettings(body_bytes_max=100))
+async def test_a_body_beyond_the_bound_is_refused_also_without_a_length(stand: Stand) -> None:
     async def parts() -> AsyncIterator[bytes]:
         for _ in range(5):
             yield b"x" * 30
 
-    async def check(stand: Stand) -> None:
-        assert (await stand.call("echo", b"x" * 100)).status_code == 200
-        assert failure(await stand.call("echo", b"x" * 101)) == (413, "too-large", False)
-        answer = await stand.http.post("/call/echo", content=parts())
-        assert failure(answer) == (413, "too-large", False)
-
-    in_memory(check, FrontSettings(body_bytes_max=100))
+    assert (await stand.call("echo", b"x" * 100)).status_code == 200
+    assert failure(await stand.call("echo", b"x" * 101)) == (413, "too-large", False)
+    answer = await stand.http.post("/call/echo", content=parts())
+    assert failure(answer) == (413, "too-large", False)
 
 
-def test_a_body_that_does_not_come_ends_the_request() -> None:
-    async def check(stand: Stand) -> None:
-        exchange = Exchange(stand.app, "POST", "/call/echo")
-        exchange.give({"type": "http.request", "body": b"x", "more_body": True})
-        await exchange.task
-        assert (exchange.status, exchange.body["code"]) == (408, "slow-body")
-
-    in_memory(check, FrontSettings(slow_s=0.2))
+@front(FrontSettings(slow_s=0.2))
+async def test_a_body_that_does_not_come_ends_the_request(stand: Stand) -> None:
+    exchange = Exchange(stand.app, "POST", "/call/echo")
+    exchange.give({"type": "http.request", "body": b"x", "more_body": True})
+    await exchange.task
+    assert (exchange.status, exchange.body["code"]) == (408, "slow-body")
 
 
-def test_a_caller_with_a_slow_body_is_watched_once_it_has_come() -> None:
-    async def check(stand: Stand) -> None:
-        exchange = Exchange(stand.app, "POST", "/call/slow")
-        exchange.give({"type": "http.request", "body": b"x", "more_body": True})
-        await asyncio.sleep(0.2)  # longer than most requests take: the bound of the body is what is watched
-        exchange.give({"type": "http.request", "body": b"y"})
-        while not stand.held:  # noqa: ASYNC110 - it takes no time
-            await asyncio.sleep(0.001)
-        exchange.leave()
-        await exchange.task
-        assert stand.app.counts["gone"] == 1
-
-    in_memory(check)
+async def test_a_caller_with_a_slow_body_is_watched_once_it_has_come(stand: Stand) -> None:
+    exchange = Exchange(stand.app, "POST", "/call/slow")
+    exchange.give({"type": "http.request", "body": b"x", "more_body": True})
+    await asyncio.sleep(0.2)  # longer than most requests take: the bound of the body is what is watched
+    exchange.give({"type": "http.request", "body": b"y"})
+    while not stand.held:  # noqa: ASYNC110 - it takes no time
+        await asyncio.sleep(0.001)
+    exchange.leave()
+    await exchange.task
+    assert stand.app.counts["gone"] == 1
 
 
 # --- callers that go away, events ---------------------------------------------------------------------------
@@ -388,102 +335,81 @@ def in_flight(stand: Stand) -> int:
 
 
 @pytest.mark.parametrize("accept", ["*/*", "text/event-stream"])
-def test_a_caller_that_goes_away_gives_its_call_up(accept: str) -> None:
-    async def check(stand: Stand) -> None:
-        exchange = Exchange(stand.app, "POST", "/call/slow", {"Accept": accept})
-        exchange.give({"type": "http.request", "body": b"x"})
-        while not stand.held:  # noqa: ASYNC110 - it takes no time
-            await asyncio.sleep(0.001)
-        assert in_flight(stand) == 1
-        exchange.leave()
+async def test_a_caller_that_goes_away_gives_its_call_up(stand: Stand, accept: str) -> None:
+    exchange = Exchange(stand.app, "POST", "/call/slow", {"Accept": accept})
+    exchange.give({"type": "http.request", "body": b"x"})
+    while not stand.held:  # noqa: ASYNC110 - it takes no time
+        await asyncio.sleep(0.001)
+    assert in_flight(stand) == 1
+    exchange.leave()
+    await exchange.task
+    assert in_flight(stand) == 0
+    await asyncio.wait_for(stand.cancelled.wait(), 60)
+
+
+async def test_a_call_that_the_server_cancels_ends_as_cancelled(stand: Stand) -> None:
+    exchange = Exchange(stand.app, "POST", "/call/slow")
+    exchange.give({"type": "http.request", "body": b"x"})
+    while not stand.held:  # noqa: ASYNC110 - it takes no time
+        await asyncio.sleep(0.001)
+    exchange.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
         await exchange.task
-        assert in_flight(stand) == 0
-        await asyncio.wait_for(stand.cancelled.wait(), 60)
-
-    in_memory(check)
+    assert in_flight(stand) == 0
 
 
-def test_a_call_that_the_server_cancels_ends_as_cancelled() -> None:
-    async def check(stand: Stand) -> None:
-        exchange = Exchange(stand.app, "POST", "/call/slow")
-        exchange.give({"type": "http.request", "body": b"x"})
-        while not stand.held:  # noqa: ASYNC110 - it takes no time
-            await asyncio.sleep(0.001)
-        exchange.task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await exchange.task
-        assert in_flight(stand) == 0
-
-    in_memory(check)
-
-
-def test_what_becomes_of_requests_is_counted() -> None:
-    async def check(stand: Stand) -> None:
-        await stand.call("echo")
-        await stand.call("fail")
-        await stand.http.get("/nowhere")
-        await stand.http.get("/healthz")
-        exchange = Exchange(stand.app, "POST", "/call/slow")
-        exchange.give({"type": "http.request", "body": b"x"})
-        exchange.leave()
-        await exchange.task
-        counted = {event: count for event, count in stand.app.counts.items() if count}
-        assert counted == {"ok": 1, "handler-failed": 1, "not-found": 1, "gone": 1}
-        assert stand.app.levels() == {"calls": 0, "streams": 0, "sockets": 0}
-
-    in_memory(check)
+async def test_what_becomes_of_requests_is_counted(stand: Stand) -> None:
+    await stand.call("echo")
+    await stand.call("fail")
+    await stand.http.get("/nowhere")
+    await stand.http.get("/healthz")
+    exchange = Exchange(stand.app, "POST", "/call/slow")
+    exchange.give({"type": "http.request", "body": b"x"})
+    exchange.leave()
+    await exchange.task
+    counted = {event: count for event, count in stand.app.counts.items() if count}
+    assert counted == {"ok": 1, "handler-failed": 1, "not-found": 1, "gone": 1}
+    assert stand.app.levels() == {"calls": 0, "streams": 0, "sockets": 0}
 
 
-def test_a_reader_that_goes_away_amid_a_stream_gives_it_up() -> None:
-    async def check(stand: Stand) -> None:
-        exchange = Exchange(stand.app, "POST", "/call/drip", {"Accept": "text/event-stream"})
-        exchange.give({"type": "http.request", "body": b"x"})
-        while len(exchange.sent) < 2:
-            exchange.has_sent.clear()
-            await exchange.has_sent.wait()
-        assert stand.app.levels() == {"calls": 1, "streams": 1, "sockets": 0}
-        exchange.leave()
-        await exchange.task
-        assert stand.app.levels() == {"calls": 0, "streams": 0, "sockets": 0}
-        await asyncio.wait_for(stand.cancelled.wait(), 60)
-
-    in_memory(check)
+async def test_a_reader_that_goes_away_amid_a_stream_gives_it_up(stand: Stand) -> None:
+    exchange = Exchange(stand.app, "POST", "/call/drip", {"Accept": "text/event-stream"})
+    exchange.give({"type": "http.request", "body": b"x"})
+    while len(exchange.sent) < 2:
+        exchange.has_sent.clear()
+        await exchange.has_sent.wait()
+    assert stand.app.levels() == {"calls": 1, "streams": 1, "sockets": 0}
+    exchange.leave()
+    await exchange.task
+    assert stand.app.levels() == {"calls": 0, "streams": 0, "sockets": 0}
+    await asyncio.wait_for(stand.cancelled.wait(), 60)
 
 
-def test_partials_are_events_and_the_final_is_the_last() -> None:
-    async def check(stand: Stand) -> None:
-        answer = await stand.call("count", b"3", Accept="text/event-stream")
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        assert list(events_of(answer.text)) == [
-            ("partial", {"frames": ["0"], "index": 0}),
-            ("partial", {"frames": ["1"], "index": 1}),
-            ("partial", {"frames": ["2"], "index": 2}),
-            ("final", {"frames": [""], "index": 3}),
-        ]
-        plain = await stand.call("count", b"3")
-        assert (plain.content, plain.headers["bstar-partials"]) == (b"", "3")
-
-    in_memory(check)
+async def test_partials_are_events_and_the_final_is_the_last(stand: Stand) -> None:
+    answer = await stand.call("count", b"3", Accept="text/event-stream")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert list(events_of(answer.text)) == [
+        ("partial", {"frames": ["0"], "index": 0}),
+        ("partial", {"frames": ["1"], "index": 1}),
+        ("partial", {"frames": ["2"], "index": 2}),
+        ("final", {"frames": [""], "index": 3}),
+    ]
+    plain = await stand.call("count", b"3")
+    assert (plain.content, plain.headers["bstar-partials"]) == (b"", "3")
 
 
-def test_bytes_of_an_event_are_base64() -> None:
-    async def check(stand: Stand) -> None:
-        answer = await stand.call("frames", Accept="text/event-stream")
-        assert list(events_of(answer.text)) == [
-            ("final", {"frames": ["one", {"base64": "/wA="}, ""], "index": 0})
-        ]
-
-    in_memory(check)
+async def test_bytes_of_an_event_are_base64(stand: Stand) -> None:
+    answer = await stand.call("frames", Accept="text/event-stream")
+    assert list(events_of(answer.text)) == [
+        ("final", {"frames": ["one", {"base64": "/wA="}, ""], "index": 0})
+    ]
 
 
-def test_a_stream_that_fails_at_once_has_a_status_and_one_that_breaks_an_event() -> None:
-    async def check(stand: Stand) -> None:
-        answer = await stand.call("fail", Accept="text/event-stream")
-        assert failure(answer) == (500, "handler-failed", True)
-        answer = await stand.call("broken", Accept="text/event-stream", Bstar_Timeout="0.2")
-        assert answer.status_code == 504
-
-    in_memory(check)
+async def test_a_stream_that_fails_at_once_has_a_status_and_one_that_breaks_an_event(stand: Stand) -> None:
+    answer = await stand.call("fail", Accept="text/event-stream")
+    assert failure(answer) == (500, "handler-failed", True)
+    answer = await stand.call("broken", Accept="text/event-stream", Bstar_Timeout="0.2")
+    assert answer.status_code == 504
 
 
 def events_of(text: str) -> Iterator[tuple[str, Any]]:
@@ -495,103 +421,86 @@ def events_of(text: str) -> Iterator[tuple[str, Any]]:
 # --- who may ask --------------------------------------------------------------------------------------------
 
 
-def test_a_token_stands_for_its_principal() -> None:
-    async def check(stand: Stand) -> None:
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}):
-            answer = await stand.http.post("/call/echo", headers=headers)
-            assert failure(answer) == (401, "unauthorized", False)
-            assert answer.headers["www-authenticate"] == "Bearer"
-        assert (await stand.http.post("/call/echo", headers=BEARER)).status_code == 200
-        answer = await stand.http.post("/call/fail", headers=BEARER)
-        assert failure(answer) == (403, "not-allowed", False)
-        assert failure(await stand.http.post("/submit/fail", headers=BEARER))[0] == 403
-        assert failure(await stand.http.get("/openapi.json"))[0] == 401
-        listed = (await stand.http.get("/openapi.json", headers=BEARER)).json()
-        assert set(listed["paths"]) == {"/call/echo", "/call/slow"}
-        assert listed["security"] == [{"bearer": []}]
-        assert (await stand.http.get("/healthz")).status_code == 200
-
-    in_memory(check, principals=Principals([SHOP]))
+@front(principals=Principals([SHOP]))
+async def test_a_token_stands_for_its_principal(stand: Stand) -> None:
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}):
+        answer = await stand.http.post("/call/echo", headers=headers)
+        assert failure(answer) == (401, "unauthorized", False)
+        assert answer.headers["www-authenticate"] == "Bearer"
+    assert (await stand.http.post("/call/echo", headers=BEARER)).status_code == 200
+    answer = await stand.http.post("/call/fail", headers=BEARER)
+    assert failure(answer) == (403, "not-allowed", False)
+    assert failure(await stand.http.post("/submit/fail", headers=BEARER))[0] == 403
+    assert failure(await stand.http.get("/openapi.json"))[0] == 401
+    listed = (await stand.http.get("/openapi.json", headers=BEARER)).json()
+    assert set(listed["paths"]) == {"/call/echo", "/call/slow"}
+    assert listed["security"] == [{"bearer": []}]
+    assert (await stand.http.get("/healthz")).status_code == 200
 
 
-def test_a_pattern_gives_no_right_to_the_brokers_own_services() -> None:
-    async def check(stand: Stand) -> None:
-        answer = await stand.http.post("/call/store.submit", headers=BEARER)
-        assert failure(answer) == (403, "not-allowed", False)
-
-    in_memory(check, principals=Principals([SHOP]))
+@front(principals=Principals([SHOP]))
+async def test_a_pattern_gives_no_right_to_the_brokers_own_services(stand: Stand) -> None:
+    answer = await stand.http.post("/call/store.submit", headers=BEARER)
+    assert failure(answer) == (403, "not-allowed", False)
 
 
-def test_a_page_that_is_not_named_may_not_call() -> None:
-    async def check(stand: Stand) -> None:
-        assert failure(await stand.call("echo", Origin="http://front"))[:2] == (403, "not-allowed")
-
-    in_memory(check)
+async def test_a_page_that_is_not_named_may_not_call(stand: Stand) -> None:
+    assert failure(await stand.call("echo", Origin="http://front"))[:2] == (403, "not-allowed")
 
 
-def test_a_page_that_is_named_may_call_and_read() -> None:
-    async def check(stand: Stand) -> None:
-        answer = await stand.call("fail", Origin="https://shop.example")
-        assert answer.headers["access-control-allow-origin"] == "https://shop.example"
-        assert failure(answer) == (500, "handler-failed", True)
-        asked = {"Origin": "https://shop.example", "Access-Control-Request-Method": "POST"}
-        asked["Access-Control-Request-Headers"] = "authorization,bstar-timeout"
-        answer = await stand.http.options("/call/echo", headers=asked)
-        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (
-            200,
-            "https://shop.example",
-        )
-        assert (await stand.call("echo", Origin="https://other.example")).status_code == 403
-
-    in_memory(check, FrontSettings(origins=("https://shop.example",)))
+@front(FrontSettings(origins=("https://shop.example",)))
+async def test_a_page_that_is_named_may_call_and_read(stand: Stand) -> None:
+    answer = await stand.call("fail", Origin="https://shop.example")
+    assert answer.headers["access-control-allow-origin"] == "https://shop.example"
+    assert failure(answer) == (500, "handler-failed", True)
+    asked = {"Origin": "https://shop.example", "Access-Control-Request-Method": "POST"}
+    asked["Access-Control-Request-Headers"] = "authorization,bstar-timeout"
+    answer = await stand.http.options("/call/echo", headers=asked)
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (
+        200,
+        "https://shop.example",
+    )
+    assert (await stand.call("echo", Origin="https://other.example")).status_code == 403
 
 
 # --- roles --------------------------------------------------------------------------------------------------
 
 
-def test_a_passive_node_names_its_peer_and_a_failover_makes_it_serve() -> None:
-    async def check(stand: Stand) -> None:
-        active, passive = stand.client.endpoints
-        transports = {
-            local: httpx.ASGITransport(
-                HttpFront(stand.client, FrontSettings(local=local, peer=f"http://{peer}"))
-            )
-            for local, peer in ((active, "b"), (passive, "a"))
-        }
-        one = httpx.AsyncClient(transport=transports[active], base_url="http://a")
-        other = httpx.AsyncClient(transport=transports[passive], base_url="http://b")
-        async with one, other:
-            assert (await one.post("/call/echo", content=b"1")).content == b"1"
-            for answer in (await other.post("/call/echo"), await other.get("/readyz")):
-                assert failure(answer) == (503, "passive", False)
-                assert answer.json()["peer"] == answer.headers["bstar-peer"] == "http://a"
-            assert (await one.get("/readyz")).status_code == 200
-            stand.office.fail_over()
-            await asyncio.sleep(0.1)  # the client sees its connection break
-            assert (await other.post("/call/echo", content=b"2")).content == b"2"
-            assert failure(await one.post("/call/echo")) == (503, "passive", False)
-
-    in_memory(check)
+async def test_a_passive_node_names_its_peer_and_a_failover_makes_it_serve(stand: Stand) -> None:
+    active, passive = stand.client.endpoints
+    transports = {
+        local: httpx.ASGITransport(HttpFront(stand.client, FrontSettings(local=local, peer=f"http://{peer}")))
+        for local, peer in ((active, "b"), (passive, "a"))
+    }
+    one = httpx.AsyncClient(transport=transports[active], base_url="http://a")
+    other = httpx.AsyncClient(transport=transports[passive], base_url="http://b")
+    async with one, other:
+        assert (await one.post("/call/echo", content=b"1")).content == b"1"
+        for answer in (await other.post("/call/echo"), await other.get("/readyz")):
+            assert failure(answer) == (503, "passive", False)
+            assert answer.json()["peer"] == answer.headers["bstar-peer"] == "http://a"
+        assert (await one.get("/readyz")).status_code == 200
+        stand.office.fail_over()
+        await asyncio.sleep(0.1)  # the client sees its connection break
+        assert (await other.post("/call/echo", content=b"2")).content == b"2"
+        assert failure(await one.post("/call/echo")) == (503, "passive", False)
 
 
 # --- what is known of services ------------------------------------------------------------------------------
 
 
-def test_every_service_is_in_the_document() -> None:
-    async def check(stand: Stand) -> None:
-        document = (await stand.http.get("/openapi.json")).json()
-        assert document["openapi"] == "3.1.0"
-        assert {"/call/echo", "/call/decline", "/call/slow"} <= set(document["paths"])
-        assert "security" not in document
-        typed = document["paths"]["/call/price"]["post"]
-        schema = typed["requestBody"]["content"]["application/json"]["schema"]
-        assert "sku" in json.dumps(schema)
-        assert "cents" in json.dumps(typed["responses"]["200"]["content"]["application/json"]["schema"])
-        assert typed["summary"] == "What it costs."
-        codes = document["components"]["schemas"]["Error"]["properties"]["code"]["enum"]
-        assert codes == list(STATUSES)
-
-    in_memory(check)
+async def test_every_service_is_in_the_document(stand: Stand) -> None:
+    document = (await stand.http.get("/openapi.json")).json()
+    assert document["openapi"] == "3.1.0"
+    assert {"/call/echo", "/call/decline", "/call/slow"} <= set(document["paths"])
+    assert "security" not in document
+    typed = document["paths"]["/call/price"]["post"]
+    schema = typed["requestBody"]["content"]["application/json"]["schema"]
+    assert "sku" in json.dumps(schema)
+    assert "cents" in json.dumps(typed["responses"]["200"]["content"]["application/json"]["schema"])
+    assert typed["summary"] == "What it costs."
+    codes = document["components"]["schemas"]["Error"]["properties"]["code"]["enum"]
+    assert codes == list(STATUSES)
 
 
 @pytest.mark.parametrize(
@@ -605,8 +514,8 @@ def test_every_service_is_in_the_document() -> None:
         (b"mmi.descriptions", b'[{"workers": 1, "version": "\xff"}]'),
     ],
 )
-def test_an_answer_that_cannot_be_read_is_one_error_of_the_document(
-    asked: bytes, frame: bytes, monkeypatch: pytest.MonkeyPatch
+async def test_an_answer_that_cannot_be_read_is_one_error_of_the_document(
+    stand: Stand, asked: bytes, frame: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Management._picture
 
@@ -615,12 +524,9 @@ def test_an_answer_that_cannot_be_read_is_one_error_of_the_document(
 
     monkeypatch.setattr(Management, "_picture", picture)
 
-    async def check(stand: Stand) -> None:
-        answer = await stand.http.get("/openapi.json")
-        assert failure(answer)[:2] == (502, "outcome-unknown")
-        assert f"the answer to {asked.decode()}" in answer.json()["text"]
-
-    in_memory(check)
+    answer = await stand.http.get("/openapi.json")
+    assert failure(answer)[:2] == (502, "outcome-unknown")
+    assert f"the answer to {asked.decode()}" in answer.json()["text"]
 
 
 # --- errors -------------------------------------------------------------------------------------------------

@@ -505,28 +505,25 @@ def test_a_future_and_a_stream_tell_progress_while_the_handler_waits(pair: Pair)
 
 
 @pytest.mark.loopback
-def test_an_async_handler_reports_from_its_loop_and_from_its_threads(pair: Pair) -> None:
-    async def scene() -> list[Progress]:
-        loop_seen, thread_seen, seen = asyncio.Event(), asyncio.Event(), []
+async def test_an_async_handler_reports_from_its_loop_and_from_its_threads(pair: Pair) -> None:
+    loop_seen, thread_seen, seen = asyncio.Event(), asyncio.Event(), []
 
-        async def work(request: Request) -> bytes:
-            request.progress(1, 3)
-            await loop_seen.wait()
-            await asyncio.to_thread(request.progress, 2, 3)
-            await thread_seen.wait()
-            request.progress(3, 3)
-            raise ValueError("after all")
+    async def work(request: Request) -> bytes:
+        request.progress(1, 3)
+        await loop_seen.wait()
+        await asyncio.to_thread(request.progress, 2, 3)
+        await thread_seen.wait()
+        request.progress(3, 3)
+        raise ValueError("after all")
 
-        def see(progress: Progress) -> None:
-            seen.append(progress)
-            (loop_seen if len(seen) == 1 else thread_seen).set()
+    def see(progress: Progress) -> None:
+        seen.append(progress)
+        (loop_seen if len(seen) == 1 else thread_seen).set()
 
-        async with AsyncWorker(pair.endpoints, "later", work), AsyncHAClient(pair.endpoints) as client:
-            with pytest.raises(HandlerError, match="after all"):
-                await client.request("later", b"", timeout=LIMIT_S, on_progress=see)
-        return seen
-
-    assert asyncio.run(scene()) == [Progress(1, 3), Progress(2, 3), Progress(3, 3)]
+    async with AsyncWorker(pair.endpoints, "later", work), AsyncHAClient(pair.endpoints) as client:
+        with pytest.raises(HandlerError, match="after all"):
+            await client.request("later", b"", timeout=LIMIT_S, on_progress=see)
+    assert seen == [Progress(1, 3), Progress(2, 3), Progress(3, 3)]
 
 
 @pytest.mark.loopback

@@ -361,25 +361,22 @@ def test_a_tracer_that_fails_costs_no_call(nodes: Pair, caplog: pytest.LogCaptur
     assert "the client's thread failed" not in caplog.text
 
 
-def test_a_call_that_is_never_sent_ends_its_span(nodes: Pair, collector: Collector) -> None:
-    async def ask() -> None:
-        async with AsyncHAClient(nodes.endpoints, timeout=WAIT_S, outstanding_max=1) as asking:
-            tracing.instrument(asking, tracer_provider=collector.provider)
-            sent = asking.begin("nobody", b"")
-            await asyncio.sleep(0)
-            for kind in ("waiting", "not begun"):
-                waiting = asking.begin(kind, b"")
-                if kind == "waiting":
-                    await asyncio.sleep(0)
-                waiting.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await waiting
-                assert [
-                    attribute(each, "bstar.abandoned") for each in collector.named(f"request {kind}")
-                ] == [True]
-            sent.cancel()
-
-    asyncio.run(ask())
+async def test_a_call_that_is_never_sent_ends_its_span(nodes: Pair, collector: Collector) -> None:
+    async with AsyncHAClient(nodes.endpoints, timeout=WAIT_S, outstanding_max=1) as asking:
+        tracing.instrument(asking, tracer_provider=collector.provider)
+        sent = asking.begin("nobody", b"")
+        await asyncio.sleep(0)
+        for kind in ("waiting", "not begun"):
+            waiting = asking.begin(kind, b"")
+            if kind == "waiting":
+                await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert [attribute(each, "bstar.abandoned") for each in collector.named(f"request {kind}")] == [
+                True
+            ]
+        sent.cancel()
     with client(nodes, collector) as asking, pytest.raises(TypeError):
         asking.request("refused", b"", on_progress=7)  # type: ignore[call-overload]
     names = [span.name for span in collector.spans]

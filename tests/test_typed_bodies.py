@@ -734,27 +734,24 @@ def test_calls_of_threads_are_typed(nodes: Pair) -> None:
 
 
 @pytest.mark.loopback
-def test_calls_of_asyncio_are_typed(nodes: Pair) -> None:
+async def test_calls_of_asyncio_are_typed(nodes: Pair) -> None:
     async def later_price(ask: Ask, request: Request) -> Price:
         assert request.headers == {"tenant": "blue", **PACK}
         return Price(ask.sku)
 
-    async def serve() -> None:
-        async with (
-            AsyncWorker(nodes.endpoints, "later", later_price),
-            AsyncWorker(nodes.endpoints, "parts", async_parts),
-            AsyncHAClient(nodes.endpoints, timeout=WAIT_S) as client,
-        ):
-            found = await client.request(
-                "later", Ask(7), reply=Price, codec="msgpack", headers={"tenant": "blue"}
-            )
-            assert found == Price(7)
-            told = [part async for part in client.stream("parts", Ask(2), reply=Price)]
-            assert told == [Price(0), Price(1)]
-            with pytest.raises(DeclinedError):
-                await client.request("parts", b"{")
-
-    asyncio.run(serve())
+    async with (
+        AsyncWorker(nodes.endpoints, "later", later_price),
+        AsyncWorker(nodes.endpoints, "parts", async_parts),
+        AsyncHAClient(nodes.endpoints, timeout=WAIT_S) as client,
+    ):
+        found = await client.request(
+            "later", Ask(7), reply=Price, codec="msgpack", headers={"tenant": "blue"}
+        )
+        assert found == Price(7)
+        told = [part async for part in client.stream("parts", Ask(2), reply=Price)]
+        assert told == [Price(0), Price(1)]
+        with pytest.raises(DeclinedError):
+            await client.request("parts", b"{")
 
 
 @pytest.mark.loopback

@@ -273,24 +273,21 @@ def test_a_coroutine_past_its_time_is_cancelled_and_is_not_stuck_if_it_ends_then
     assert cancelled == [b"1", b"2", b"3"]
 
 
-def test_coroutines_that_do_not_end_when_cancelled_end_the_worker(broker: ScriptedBroker) -> None:
-    async def work() -> None:
-        never = asyncio.Event()
+async def test_coroutines_that_do_not_end_when_cancelled_end_the_worker(broker: ScriptedBroker) -> None:
+    never = asyncio.Event()
 
-        async def cling(request: Request) -> None:
-            while not never.is_set():
-                with suppress(asyncio.CancelledError):
-                    await never.wait()
+    async def cling(request: Request) -> None:
+        while not never.is_set():
+            with suppress(asyncio.CancelledError):
+                await never.wait()
 
-        worker = AsyncWorker(broker.endpoint, "echo", cling, handler_timeout_s=0.05, stuck_handlers_max=2)
-        worker.start()
-        for number in (1, 2):
-            await asyncio.to_thread(dispatch, broker, number=number)
-        with pytest.raises(WorkerError, match="2 handlers"):
-            await worker.join()
-        never.set()
-
-    asyncio.run(work())
+    worker = AsyncWorker(broker.endpoint, "echo", cling, handler_timeout_s=0.05, stuck_handlers_max=2)
+    worker.start()
+    for number in (1, 2):
+        await asyncio.to_thread(dispatch, broker, number=number)
+    with pytest.raises(WorkerError, match="2 handlers"):
+        await worker.join()
+    never.set()
 
 
 def test_handlers_that_never_come_back_end_the_worker(broker: ScriptedBroker) -> None:
