@@ -208,6 +208,12 @@ def test_what_is_to_be_done_about_a_store_is_said_once() -> None:
     assert str(finding).endswith("bstar store force --give-up-the-other")
 
 
+@pytest.mark.parametrize("trouble", ["", "this copy takes over what the peer's has: 40% are there"])
+def test_to_wait_comes_before_to_give_up_the_other_copy(trouble: str) -> None:
+    [finding] = found(store(is_leading=False, trouble=trouble))
+    assert finding.do.startswith("wait if it begins or takes over")
+
+
 def test_a_full_disk_does_not_advise_to_give_up_the_other_copy() -> None:
     full = store(is_leading=False, trouble="the store fails", disk={"error": "no space"})
     assert names(full) == ["store-damaged"]

@@ -275,7 +275,8 @@ def _damaged(state: NodeState, past: Past) -> str:
 NODE: Final[tuple[Entry[NodeState], ...]] = (
     Entry("store-damaged", CRITICAL, "BstarStoreDamaged", _damaged,
               "mend the disk, and see that the other node runs"),
-    Entry("store-waits", CRITICAL, "BstarStoreNotLeading", _not_leading, START_OR_FORCE),
+    Entry("store-waits", CRITICAL, "BstarStoreNotLeading", _not_leading,
+              f"wait if it begins or takes over what the peer's has; otherwise {START_OR_FORCE}"),
     Entry("store-alone", CRITICAL, "BstarStoreOneCopy", _one_copy,
               "wait if its copy catches up; otherwise start the other node, or mend the way to store.link"),
     Entry("clients-cut-off", CRITICAL, "BstarClientsCutOff", _cut_off,
