@@ -412,12 +412,12 @@ def test_a_node_with_little_memory_refuses_what_it_cannot_hold_and_stays() -> No
 # --- durable requests ---------------------------------------------------------------------------------------
 
 
-# Runs a node that may have 300 MiB of data; an idle one has 85.
+# Runs a node that may have 200 MiB of data; an idle one has 85.
 LIMITED = (
     sys.executable,
     "-c",
     f"""import os, resource, sys
-resource.setrlimit(resource.RLIMIT_DATA, ({300 * MIB}, {300 * MIB}))
+resource.setrlimit(resource.RLIMIT_DATA, ({200 * MIB}, {200 * MIB}))
 os.execv(sys.executable, [sys.executable, "-m", "bstar_cli", *sys.argv[1:]])""",
 )
 
@@ -455,13 +455,13 @@ def memory_group(name: str, size_bytes: int) -> Iterator[Path]:
         group.rmdir()
 
 
-@pytest.fixture(params=["RLIMIT_DATA of 300 MiB", "a control group of 400 MiB"])
+@pytest.fixture(params=["RLIMIT_DATA of 200 MiB", "a control group of 250 MiB"])
 def limited(request: pytest.FixtureRequest) -> Iterator[dict[str, tuple[str, ...]]]:
     """The commands of two nodes with little memory."""
     if request.param.startswith("RLIMIT"):
         yield {"primary": LIMITED, "backup": LIMITED}
         return
-    with memory_group("primary", 400 * MIB) as primary, memory_group("backup", 400 * MIB) as backup:
+    with memory_group("primary", 250 * MIB) as primary, memory_group("backup", 250 * MIB) as backup:
         yield {"primary": (*GROUPED, str(primary)), "backup": (*GROUPED, str(backup))}
 
 
@@ -479,17 +479,17 @@ def submit_all(pair: Pair, count: int, ids: list[str], errors: list[Exception]) 
 def test_clients_with_many_large_submits_do_not_end_a_node_with_little_memory(
     tmp_path: Path, limited: dict[str, tuple[str, ...]]
 ) -> None:
-    """Three clients offer 240 MB at once. What is not acknowledged is refused as busy."""
+    """Three clients offer 108 MB at once. What is not acknowledged is refused as busy."""
     with Pair(tmp_path, profile="wan", has_store=True, commands=limited) as pair:
         pair.start()
         ids: list[str] = []
         errors: list[Exception] = []
-        threads = [threading.Thread(target=submit_all, args=(pair, 80, ids, errors)) for _ in range(3)]
+        threads = [threading.Thread(target=submit_all, args=(pair, 36, ids, errors)) for _ in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(ids) == 240 or errors
+        assert len(ids) == 108 or errors
         assert ids
         assert pair.odd_ends == []
         drops = sum((Counter(node.state().broker.drops) for node in pair.nodes), Counter[str]())
