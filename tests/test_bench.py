@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from bstar_cli.bench.results import Result, ratio_of, row_of
 from bstar_cli.bench.stage import _Child, cpu_of
 from bstar_cli.main import main
 from bstar_testing.nodes import COMMAND
-from support.pairs import SERVICE, standing_pair
+from support import pairs
 from support.waiting import LIMIT_S
 
 A = Side("A", [Pair(("tcp://a:1", "tcp://b:1"))], "native", "sync", ["echo"])
@@ -240,67 +241,63 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.fixture(scope="module")
+def pair() -> Iterator[pairs.Pair]:
+    with pairs.standing_pair(work_s=0.0) as pair:
+        yield pair
+
+
 @pytest.mark.loopback
-def test_a_pair_is_measured_in_every_way() -> None:
-    with standing_pair(work_s=0.0) as pair:
-        nodes = ",".join(pair.endpoints)
-        done = bench(
-            *(
-                "--endpoints",
-                nodes,
-                "--against",
-                nodes,
-                "--against-client",
-                "async",
-                "--against-dialect",
-                "mdp02",
-            ),
-            *("--echo", "1", "-n", "40", "--window", "1,8", "--rounds", "2", "--warm-up", "0.1", "--json"),
-        )
+def test_a_pair_is_measured_in_every_way(pair: pairs.Pair) -> None:
+    nodes = ",".join(pair.endpoints)
+    sides = ("--endpoints", nodes, "--against", nodes, "--against-client", "async")
+    done = bench(
+        *(*sides, "--against-dialect", "mdp02", "--echo", "1", "-n", "40", "--window", "1,8"),
+        *("--rounds", "2", "--warm-up", "0.1", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["is_complete"] is True
+    assert [(row["side"], row["window"], row["answered"], row["failed"]) for row in told["rows"]] == [
+        (side, window, 80, {}) for window in (1, 8) for side in "AB"
+    ]
+    assert all(len(row["rounds"]) == 2 for row in told["rows"])
+    assert all(0 < row["p50_us"] <= row["p99_us"] <= row["max_us"] for row in told["rows"])
+    assert all(row["cpu_us"] > 0 for row in told["rows"])
+    assert told["cpu_unknown"] == {}
+    assert all(ratio["per_second"] > 0 and ratio["cpu_us"] > 0 for ratio in told["ratios"])
+
+    for how in (("--rate", "200", "--clients", "2"), ("--call", "request")):
+        turns = ("--rounds", "1", "-n", "21", "--window", "4", "--warm-up", "0")
+        done = bench(pairs.SERVICE, *sides, *turns, *how, "--csv")
         assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)
-        assert told["is_complete"] is True
-        assert [(row["side"], row["window"], row["answered"], row["failed"]) for row in told["rows"]] == [
-            (side, window, 80, {}) for window in (1, 8) for side in "AB"
+        lines = csv.DictReader(io.StringIO(done.stdout))
+        assert [(line["client"], line["answered"], line["failed"], line["unsent"]) for line in lines] == [
+            (client, "21", "0", "0") for client in ("sync", "async")
         ]
-        assert all(len(row["rounds"]) == 2 for row in told["rows"])
-        assert all(0 < row["p50_us"] <= row["p99_us"] <= row["max_us"] for row in told["rows"])
-        assert all(row["cpu_us"] > 0 for row in told["rows"])
-        assert told["cpu_unknown"] == {}
-        assert all(ratio["per_second"] > 0 and ratio["cpu_us"] > 0 for ratio in told["ratios"])
-
-        for client in ("sync", "async"):
-            for how in (("--rate", "200"), ("--call", "request")):
-                done = bench(
-                    *(SERVICE, "--endpoints", nodes, "--clients", "2", "-n", "21", "--window", "4"),
-                    *("--warm-up", "0", "--client", client, *how, "--csv"),
-                )
-                assert done.returncode == 0, done.stderr
-                [line] = csv.DictReader(io.StringIO(done.stdout))
-                assert (line["answered"], line["failed"], line["unsent"]) == ("21", "0", "0")
 
 
 @pytest.mark.loopback
-def test_ctrl_c_prints_what_was_measured_so_far() -> None:
-    with standing_pair(work_s=0.0) as pair:
-        process = subprocess.Popen(
-            [
-                *(*COMMAND, "bench", SERVICE, "--endpoints", ",".join(pair.endpoints), "--window", "4"),
-                *("--seconds", "0.5", "--rounds", "1000", "--warm-up", "0", "--json"),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+def test_ctrl_c_prints_what_was_measured_so_far(pair: pairs.Pair) -> None:
+    before = sum(each.answered for each in pair.primary.state().broker.services)
+    process = subprocess.Popen(
+        [
+            *(*COMMAND, "bench", pairs.SERVICE, "--endpoints", ",".join(pair.endpoints), "--window", "4"),
+            *("--seconds", "0.5", "--rounds", "1000", "--warm-up", "0", "--json"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        pair.primary.wait_for(
+            "with requests answered",
+            lambda state: sum(each.answered for each in state.broker.services) > before + 10,
         )
-        try:
-            pair.primary.wait_for(
-                "with requests answered",
-                lambda state: any(each.answered > 10 for each in state.broker.services),
-            )
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=LIMIT_S)
-        finally:
-            process.kill()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
     assert process.returncode == 130, err
     told = json.loads(out)
     assert told["is_complete"] is False
