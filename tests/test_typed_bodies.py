@@ -34,6 +34,7 @@ from bstar_client import (
     Task,
     Worker,
 )
+from bstar_client.arguments.bodies import to_reply
 from bstar_client.arguments.codecs import codec_of, read_frames, to_typed
 from bstar_client.calls.durable import submit_frame
 from bstar_client.core.worker.dialects import Job
@@ -555,6 +556,19 @@ def test_what_fits_the_type_is_taken_whatever_class_it_has() -> None:
 
     assert result_of(loose, b'{"sku":7}') == b'{"cents":5}'
     assert result_of(listed, b'{"sku":7}') == b'[{"cents":1}]'
+
+
+@pytest.mark.parametrize("answer", [Price(7), {"cents": 7}, "seven", [Price(7)]])
+def test_a_value_of_an_unannotated_handler_is_an_error_that_says_what_to_write(answer: object) -> None:
+    """It said that a body is "an object to encode (struct, dataclass, model, dict), not dict"."""
+    with pytest.raises(TypeError, match=f"not {type(answer).__name__}: annotate the handler"):
+        to_reply(answer, 1 << 20)
+
+
+def test_a_coroutine_as_a_reply_is_to_be_awaited() -> None:
+    """An async handler that forgot the await was told to use AsyncWorker, which it had."""
+    with pytest.raises(TypeError, match="await it"):
+        to_reply(later(Ask(7)), 1 << 20)
 
 
 def test_a_caller_reads_a_reply_as_what_it_asks_for() -> None:

@@ -50,7 +50,9 @@ def to_frames(body: object) -> list[bytes]:
     frames = list(body)
     for frame in frames:
         if not isinstance(frame, bytes):
-            raise TypeError(f"every frame of a body is bytes, not {type(frame).__name__}")
+            raise TypeError(
+                f"every frame of a body is bytes, not {type(frame).__name__}: encode a list of values first"
+            )
     return _bounded(frames)
 
 
@@ -58,8 +60,14 @@ def to_reply(answer: object, bytes_max: int) -> list[bytes]:
     """A handler's result as frames; None is one empty frame. ``bytes_max`` bounds the message."""
     if isinstance(answer, Coroutine):
         answer.close()  # otherwise Python warns that it was never awaited
-        raise TypeError("the handler returned a coroutine: use AsyncWorker")
-    frames = [b""] if answer is None else to_frames(answer)
+        raise TypeError("the handler returned a coroutine: await it; an async handler needs AsyncWorker")
+    try:
+        frames = [b""] if answer is None else to_frames(answer)
+    except TypeError as error:
+        raise TypeError(
+            f"a reply is bytes, a sequence of bytes or None, not {type(answer).__name__}: annotate the "
+            "handler with the type that it returns, and it is encoded"
+        ) from error
     if sum(map(len, frames)) > bytes_max - REPLY_HEAD_BYTES:
         raise LocalProtocolError(f"a reply has more than {bytes_max} bytes: yield it in parts")
     return frames
