@@ -21,9 +21,9 @@ from urllib.request import urlopen
 
 import pytest
 
-from bstar_cli import exits
-from bstar_cli.run import _LEAVES_S_MAX, _PAUSE_MAX_S, _Pages, _Slot, _Supervisor
-from bstar_client import CallFuture, HAClient, Reply
+from bstar_cli import exits, run, run_child
+from bstar_cli.run import _PAUSE_MAX_S, LEAVES_S_MAX, _Pages, _Slot, _Supervisor
+from bstar_client import App, CallFuture, HAClient, Reply
 from bstar_testing import Pair, wait_until
 from support.waiting import LIMIT_S
 
@@ -249,31 +249,97 @@ def test_a_process_that_cannot_be_started_is_tried_again_and_the_others_serve_on
         assert second in serving(client, 2, without={first})
 
 
-def test_an_old_process_that_does_not_end_is_killed_or_none_would_be_replaced_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "shop.py").write_text(
+@contextmanager
+def supervising_one_that_ignores_sigterm(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[_Supervisor]:
+    """Of one process, which ignores SIGTERM already."""
+    (folder / "shop.py").write_text(
         "import pathlib, signal, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "pathlib.Path('ignores').touch()\n"
         "time.sleep(1_000)\n"
     )
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(folder)
     supervisor = _Supervisor(["shop:app", "info", "console"], 1, None, None)
     [slot] = supervisor.slots
-    old = supervisor._start(slot)
-    assert old is not None
     try:
-        wait_until((tmp_path / "ignores").exists, "it ignores SIGTERM", limit_s=LIMIT_S)
-        slot.old.append(old)
-        old.leave()
-        supervisor._look(old.leaves_at + _LEAVES_S_MAX - 1)
-        with pytest.raises(subprocess.TimeoutExpired):
-            old.process.wait(0.1)
-        supervisor._look(old.leaves_at + _LEAVES_S_MAX)
-        assert old.process.wait(LIMIT_S) == -signal.SIGKILL
+        slot.child = supervisor._start(slot)
+        wait_until((folder / "ignores").exists, "it ignores SIGTERM", limit_s=LIMIT_S)
+        yield supervisor
     finally:
         supervisor.__exit__()
+
+
+def test_an_old_process_that_does_not_end_is_killed_or_none_would_be_replaced_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with supervising_one_that_ignores_sigterm(tmp_path, monkeypatch) as supervisor:
+        [slot] = supervisor.slots
+        old, slot.child = slot.child, None
+        assert old is not None
+        slot.old.append(old)
+        old.leave()
+        supervisor._look(old.leaves_at + LEAVES_S_MAX - 1)
+        with pytest.raises(subprocess.TimeoutExpired):
+            old.process.wait(0.1)
+        supervisor._look(old.leaves_at + LEAVES_S_MAX)
+        assert old.process.wait(LIMIT_S) == -signal.SIGKILL
+
+
+def test_a_process_whose_shutdown_hangs_does_not_keep_the_command_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with supervising_one_that_ignores_sigterm(tmp_path, monkeypatch) as supervisor:
+        monkeypatch.setattr(run, "LEAVES_S_MAX", 0.5)
+        stopping = threading.Thread(target=supervisor._stop, daemon=True)
+        stopping.start()
+        stopping.join(LIMIT_S)
+        assert not stopping.is_alive()
+
+
+def test_a_process_whose_shutdown_hangs_does_not_outlive_its_parent_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(run, "LEAVES_S_MAX", 0.0)
+    monkeypatch.setattr(run_child, "os", SimpleNamespace(read=lambda *_: b"", _exit=ended.append))
+    run_child._end_with_parent(App())
+    assert ended == [exits.FAILED]
+
+
+class StubChild:
+    """A process as the supervisor sees it."""
+
+    def __init__(self, *, began_at: float, is_ready: bool) -> None:
+        self.slot, self.began_at, self.is_ready = 1, began_at, is_ready
+        self.process = SimpleNamespace(pid=1)
+        self.is_leaving = False
+        self.leaves_at = 0.0
+
+    def leave(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.is_leaving, self.leaves_at = True, self.began_at
+
+
+def test_a_mended_file_is_tried_at_once_while_the_process_of_the_broken_one_hangs() -> None:
+    """The startup function hung: the mended one began after 30 s, and 60 s more."""
+    supervisor: Any = _Supervisor([], 1, None, None)
+    supervisor._start = lambda slot: StubChild(began_at=30.0, is_ready=False)
+    [slot] = supervisor.slots
+    slot.child = StubChild(began_at=0.0, is_ready=True)
+    slot.next = hangs = StubChild(began_at=10.0, is_ready=False)
+    supervisor._changed_at = 10.0
+    supervisor._look(20.0)
+    assert slot.next is hangs
+    supervisor._changed_at = 30.0
+    supervisor._look(30.0)
+    assert hangs.is_leaving
+    assert slot.old == [hangs]
+    assert slot.next.began_at == 30.0
+    assert not slot.child.is_leaving
+    slot.child = slot.next = None
+    slot.old.clear()
+    supervisor.__exit__()
 
 
 def test_after_thousands_of_deaths_in_a_row_the_pause_is_the_longest() -> None:

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 _PAUSE_MIN_S = 0.2
 _PAUSE_MAX_S = 30.0
 _SERVED_S = 10.0
-# A new child that no node has registered by then does not replace the old one.
-_REGISTERED_S_MAX = 30.0
-# An old process that has not ended by then is killed: none is replaced before. Its workers drain for 10 s.
-_LEAVES_S_MAX = 60.0
+# A new child that no node has registered by then does not replace the old one. To load a model takes a while.
+_REGISTERED_S_MAX = 120.0
+# A process that leaves and has not ended by then is killed. Its workers drain for 10 s.
+LEAVES_S_MAX = 60.0
 # How often figures, memory and files are looked at.
 _LOOK_S = 0.5
 _LINE_BYTES_MAX = 4 << 20
@@ -306,9 +306,22 @@ class _Supervisor:
                 self._was_killed = True
                 for child in children:
                     child.leave(signal.SIGKILL)
+            self._kill_overdue(time.monotonic())
             self._reap(is_reloading=True)
             if self._children():
                 self._wait(_LOOK_S)
+
+    def _kill_overdue(self, now: float) -> None:
+        """Those that leave and do not end: a shutdown function hangs, for example."""
+        for child in self._children():
+            if child.is_leaving and now >= child.leaves_at + LEAVES_S_MAX:
+                self._log.warning(
+                    "a process does not end: killing it",
+                    process=child.slot,
+                    pid=child.process.pid,
+                    after_s=LEAVES_S_MAX,
+                )
+                child.leave(signal.SIGKILL)
 
     # --- children -------------------------------------------------------------------------------------------
 
@@ -377,15 +390,10 @@ class _Supervisor:
 
     def _look(self, now: float) -> None:
         """Replace the children that have reached a limit, one at a time."""
+        self._kill_overdue(now)
         for slot in self.slots:
             if slot.child is not None and slot.child.is_ready:
                 self._has_served = True
-            for old in slot.old:
-                if now >= old.leaves_at + _LEAVES_S_MAX:
-                    self._log.warning(
-                        "an old process does not end: killing it", process=slot.number, pid=old.process.pid
-                    )
-                    old.leave(signal.SIGKILL)
             coming = slot.next
             if coming is None:
                 continue
@@ -395,27 +403,36 @@ class _Supervisor:
                     slot.old.append(slot.child)
                     slot.child.leave()
                 slot.child, slot.next = coming, None
-            elif now >= coming.began_at + _REGISTERED_S_MAX:
+            elif self._is_outdated(coming) or now >= coming.began_at + _REGISTERED_S_MAX:
                 self._log.warning(
-                    "no node has registered a new process: the old one stays", process=slot.number
+                    "no node has registered a new process: the old one stays",
+                    process=slot.number,
+                    after_s=round(now - coming.began_at),
                 )
                 coming.leave()
                 slot.old.append(coming)
                 slot.next = None
-        if any(slot.next is not None or slot.child is None or slot.old for slot in self.slots):
+        if any(slot.next is not None or slot.child is None for slot in self.slots):
             return
+        # One that does not end delays no change of files: who makes them waits.
+        is_leaving = any(slot.old for slot in self.slots)
         # The oldest first, or the first place would always have its turn.
         children = sorted((slot.child for slot in self.slots if slot.child), key=lambda child: child.began_at)
         for child in children:
             slot = self.slots[child.slot - 1]
+            if is_leaving and not self._is_outdated(child):
+                continue
             if now >= slot.starts_at and (why := self._why_replaced(child)):
                 self._log.info("replacing a process", process=child.slot, pid=child.process.pid, why=why)
                 slot.next = self._start(slot)
                 return
 
+    def _is_outdated(self, child: _Child) -> bool:
+        """True if a file has changed since it began."""
+        return child.began_at < self._changed_at
+
     def _why_replaced(self, child: _Child) -> str:
-        slot = self.slots[child.slot - 1]
-        if child.began_at < self._changed_at != slot.refused_at:
+        if self._is_outdated(child) and self._changed_at != self.slots[child.slot - 1].refused_at:
             return "a file has changed"
         if self._requests_max is not None and child.requests >= self._requests_max:
             return f"{child.requests} requests"

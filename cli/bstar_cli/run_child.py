@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+import time
 
 import msgspec
 
@@ -55,6 +56,11 @@ def _end_with_parent(app: App) -> None:
     while os.read(0, 1024):
         pass
     app.stop()
+    from bstar_cli.run import LEAVES_S_MAX  # noqa: PLC0415 - a child needs the command's code no sooner
+
+    # Nobody is left who would kill it.
+    time.sleep(LEAVES_S_MAX)
+    os._exit(exits.FAILED)
 
 
 def _report(app: App, descriptor: int, over: threading.Event) -> None:
