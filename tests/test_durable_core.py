@@ -375,6 +375,41 @@ def test_answers_are_kept_for_their_time() -> None:
     assert solo.status(ID).state == State.UNKNOWN
 
 
+def test_a_clock_that_is_set_ahead_and_back_makes_no_answer_old() -> None:
+    solo = SoloStore(StoreSettings(keep_answers_s=100.0))
+    answer(solo, begun(solo))
+    solo.skipped_ms = 1_000_000
+    solo.wait(70.0)
+    solo.skipped_ms = 0
+    solo.wait(20.0)
+    assert solo.status(ID).state == State.ANSWERED
+    solo.wait(80.0)
+    assert solo.status(ID).state == State.UNKNOWN
+
+
+def test_a_clock_that_stays_ahead_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable_store, "_LEAP_S", 100.0)
+    solo = SoloStore(StoreSettings(keep_answers_s=500.0))
+    answer(solo, begun(solo))
+    solo.skipped_ms = 1_000_000
+    solo.wait(100.0)
+    assert solo.status(ID).state == State.ANSWERED
+    solo.wait(130.0)
+    assert solo.status(ID).state == State.UNKNOWN
+
+
+def test_a_node_that_takes_over_with_its_clock_ahead_makes_no_answer_old() -> None:
+    solo = SoloStore(StoreSettings(keep_answers_s=100.0))
+    answer(solo, begun(solo))
+    solo.step_down()
+    solo.skipped_ms = 1_000_000
+    solo.miss_peer()
+    solo.ask(Service.STATUS, durable.encode(Fetch(ID)))
+    for _ in range(700):
+        solo.tick(0.1)
+    assert solo.status(ID).state == State.ANSWERED
+
+
 def test_more_requests_than_the_broker_takes_at_once_all_run(solo: SoloStore) -> None:
     ids = [durable.new_id(place, b"0123456789") for place in range(1_500)]
     for request in ids:

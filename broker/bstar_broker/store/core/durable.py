@@ -55,6 +55,35 @@ _SWEEP_LIMIT = 1_000
 _SECONDS_MAX = 100_000
 _TICK_S = 0.1
 
+# A clock that was set ahead makes no answer old until it has stayed ahead for so long.
+_LEAP_MS = 60_000
+_LEAP_S = 3_600.0
+
+
+class Age:
+    """Unix time by which answers and dead letters are old, in milliseconds: the wall clock's. If that was set
+    ahead, by mistake or after one, it counts when it has stayed ahead for an hour.
+    """
+
+    def __init__(self) -> None:
+        # A moment, and the node's clock then.
+        self._ms, self._at = 0, 0.0
+        self._leapt_at = inf
+
+    def begin(self, ms: int, now: float) -> None:
+        """It is this now."""
+        self._ms, self._at, self._leapt_at = ms, now, inf
+
+    def ms(self, wall_ms: int, now: float) -> int:
+        """The time."""
+        ms = self._ms + int((now - self._at) * 1000)
+        if wall_ms > ms + _LEAP_MS:
+            self._leapt_at = min(self._leapt_at, now)
+            if now < self._leapt_at + _LEAP_S:
+                return ms
+        self.begin(wall_ms, now)
+        return wall_ms
+
 
 class Sweeps:
     """When to propose the next sweep: every minute, and in the seconds (Unix time) in which requests expire,
@@ -122,6 +151,7 @@ class DurableStore:
         self._is_ready = False
         self._tick_at = now + _TICK_S
         self._sweeps = Sweeps()
+        self._age = Age()
         # A moment of the store's time, and the node's clock then.
         self._time_then_ms, self._time_at = 0, now
 
@@ -274,6 +304,7 @@ class DurableStore:
 
     def lead(self, epoch: int, now: float) -> list[Output]:
         """The node serves, in this epoch."""
+        self._age.begin(self.replica.at_ms or self._wall_ms(), now)
         return self.replica.lead(epoch, now) + self._follow_replica(now)
 
     def follow(self, now: float) -> list[Output]:
@@ -392,7 +423,8 @@ class DurableStore:
         if self._sweeps.is_due(now_ms, now) and self.replica.is_leading:
             keep_ms = round(self._settings.keep_answers_s * 1000)
             keep_dead_ms = round(self._settings.keep_dead_s * 1000)
-            swept = Swept(now_ms - keep_ms, now_ms - keep_dead_ms, _SWEEP_LIMIT)
+            age_ms = self._age.ms(self._wall_ms(), now)
+            swept = Swept(age_ms - keep_ms, age_ms - keep_dead_ms, _SWEEP_LIMIT)
             outputs += self._propose([Order(swept, 0)], now)
         return outputs
 
