@@ -421,6 +421,14 @@ def test_run_count_is_the_number_of_runs_of_a_cron_schedule(planner: EmqStage, h
     assert runs(planner.schedules(headers, cron="* * * * *") + lively(planner, 200.0)) == 2
 
 
+def test_a_cron_schedule_runs_once_at_each_time_when_the_clock_is_set_back(planner: EmqStage) -> None:
+    planner.schedules("nohaste", cron="* * * * *")
+    planner.skipped_ms -= 500
+    # The first time is now 60.5 s away, and the loop's timer still goes off after 60 s.
+    assert runs(lively(planner, 100.0)) == 1
+    assert runs(lively(planner, 60.0)) == 1
+
+
 def test_one_run_at_once_leaves_no_cron_schedule(planner: EmqStage) -> None:
     assert runs(planner.schedules("run_count:1", cron="* * * * *") + lively(planner, 130.0)) == 1
 

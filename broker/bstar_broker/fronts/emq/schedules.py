@@ -191,12 +191,13 @@ def _envelope(asker: Asker, kind: bytes, plan: Plan) -> tuple[bytes, ...]:
 
 
 class Memo(msgspec.Struct):
-    """A schedule in memory. ``due_at``: the node's clock."""
+    """A schedule in memory. ``due_at``: the node's clock; ``due_ms``: the wall clock's, of a cron time."""
 
     plan: Plan
     user_id: str
     due_at: float
     left: int
+    due_ms: int = 0
 
 
 class MemorySchedules:
@@ -236,8 +237,8 @@ class MemorySchedules:
             # Times that passed while the process was away are skipped; the grid stays.
             return memo.due_at + every_s * max(1, (now - memo.due_at) // every_s + 1)
         now_ms = self._wall_ms()
-        next_ms = times.first(plan.repeat(), now_ms, is_delayed=False)
-        return now + (next_ms - now_ms) / 1000 if next_ms else inf
+        memo.due_ms = times.first(plan.repeat(), now_ms, is_delayed=False)
+        return now + (memo.due_ms - now_ms) / 1000 if memo.due_ms else inf
 
     def unschedule(self, asker: Asker, schedule: bytes, now: float) -> list[Output]:
         """See ``Keeper``."""
@@ -259,6 +260,10 @@ class MemorySchedules:
             return outputs
         for memo in [each for each in self._memos.values() if now >= each.due_at]:
             plan = memo.plan
+            if self._wall_ms() < memo.due_ms:
+                # The wall clock was set back, or was read a moment after ``now``: its time has not come.
+                memo.due_at = self._next(memo, now)
+                continue
             if memo.left == 1 or (due_at := self._next(memo, now)) == inf:
                 del self._memos[plan.id]
             else:
