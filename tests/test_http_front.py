@@ -112,7 +112,7 @@ async def standing(settings: FrontSettings | None, principals: Principals | None
         return Price(cents=3)
 
     handlers = (price, echo, show, fail, decline, frames, slow, count, drip)
-    office = fake({each.__name__: each for each in handlers})
+    office = fake({each.__name__: each for each in handlers} | {"50% {off}?": echo})
     async with office as client:
         find = None if principals is None else principals.of_token
         app = HttpFront(client, settings, find_principal=find)
@@ -501,6 +501,19 @@ async def test_every_service_is_in_the_document(stand: Stand) -> None:
     assert typed["summary"] == "What it costs."
     codes = document["components"]["schemas"]["Error"]["properties"]["code"]["enum"]
     assert codes == list(STATUSES)
+
+
+async def test_a_path_of_the_document_is_an_address_whatever_the_name_is(stand: Stand) -> None:
+    document = (await stand.http.get("/openapi.json")).json()
+    [path] = [each for each in document["paths"] if "off" in each]
+    assert (await stand.http.post(path, content=b"x")).content == b"x"
+    # In a path of OpenAPI braces are a parameter.
+    assert "{" not in path
+
+
+async def test_a_request_that_is_no_call_counts_by_its_end_too(stand: Stand) -> None:
+    assert (await stand.http.get("/openapi.json")).status_code == 200
+    assert stand.app.counts["ok"] == 1
 
 
 @pytest.mark.parametrize(

@@ -259,8 +259,9 @@ class HttpFront:
     async def _close_result(self, request: Request) -> Response:
         request_id = request.path_params["id"]
         timeout_s = await self._admit_result(fields_of(request.scope), request_id)
-        status = await self._client.close_result(request_id, timeout=timeout_s)
-        return json_response({"id": request_id, "state": status.state})
+        with self._caller(request) as caller:
+            status = await caller.outcome(self._client.close_result(request_id, timeout=timeout_s))
+        return _GONE if status is None else json_response({"id": request_id, "state": status.state})
 
     async def _admit_result(self, headers: Headers, request_id: str) -> float:
         """The time for each question. A caller sees the requests of services that it may call."""
@@ -278,10 +279,12 @@ class HttpFront:
     async def _openapi(self, request: Request) -> Response:
         principal = self._access.principal(fields_of(request.scope))
         self._check_serves()
-        timeout_s = self._settings.timeout_s
-        return json_response(
-            await document_of(self._client, principal, timeout_s, has_tokens=not self._access.is_open)
+        made = document_of(
+            self._client, principal, self._settings.timeout_s, has_tokens=not self._access.is_open
         )
+        with self._caller(request) as caller:
+            document = await caller.outcome(made)
+        return _GONE if document is None else json_response(document)
 
     async def _healthz(self, request: Request) -> Response:
         return json_response({"status": "ok"})

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import quote
 
 import bstar
 from bstar.errors import CallError
@@ -38,7 +39,8 @@ async def document_of(
         "openapi": "3.1.0",
         "info": {"title": "Services of a bstar pair", "version": bstar.__version__},
         "paths": {
-            f"/call/{name}": {"post": _operation(name, told.get(name, NO_DESCRIPTION))} for name in names
+            f"/call/{quote(name)}": {"post": _operation(name, told.get(name, NO_DESCRIPTION))}
+            for name in names
         },
         "components": components,
     }
