@@ -186,6 +186,9 @@ func (k *nodeKeys) initiate(
 // In a MESSAGE the flag of a command is another bit than in a frame.
 const curveCommand = 0x02
 
+// curveOverhead is what a MESSAGE adds to a frame: its name, nonce and flags, and the authentication of the box.
+const curveOverhead = len("\x07MESSAGE") + 8 + 1 + box.Overhead
+
 func (t *curveTransport) seal(flags byte, body []byte) []byte {
 	inside := flags & frameMore
 	if flags&frameCommand != 0 {
@@ -193,7 +196,7 @@ func (t *curveTransport) seal(flags byte, body []byte) []byte {
 	}
 	t.sent++
 	nonce := counter(t.sent)
-	message := make([]byte, 0, 16+box.Overhead+1+len(body))
+	message := make([]byte, 0, curveOverhead+len(body))
 	message = append(append(message, "\x07MESSAGE"...), nonce...)
 	plain := append([]byte{inside}, body...)
 	return box.SealAfterPrecomputation(message, plain, nonceOf("CurveZMQMESSAGEC", nonce), &t.shared)
@@ -201,7 +204,7 @@ func (t *curveTransport) seal(flags byte, body []byte) []byte {
 
 func (t *curveTransport) open(message []byte) (flags byte, body []byte, err error) {
 	name, rest := splitCommand(message)
-	if name != "MESSAGE" || len(rest) < 8+box.Overhead+1 {
+	if name != "MESSAGE" || len(message) < curveOverhead {
 		return 0, nil, errors.New("CURVE: no MESSAGE")
 	}
 	number := binary.BigEndian.Uint64(rest)

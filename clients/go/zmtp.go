@@ -159,7 +159,11 @@ func (c *connection) receive() ([][]byte, error) {
 	var message [][]byte
 	size := 0
 	for {
-		flags, body, err := c.readFrame(messageBytesMax - size)
+		bytesMax := messageBytesMax - size
+		if c.curve != nil {
+			bytesMax += curveOverhead
+		}
+		flags, body, err := c.readFrame(bytesMax)
 		if err == nil && c.curve != nil {
 			flags, body, err = c.curve.open(body)
 		}
@@ -201,7 +205,7 @@ func (c *connection) readFrame(bytesMax int) (flags byte, body []byte, err error
 		return 0, nil, err
 	}
 	if length > uint64(bytesMax) {
-		return 0, nil, fmt.Errorf("a message of more than %d bytes", messageBytesMax)
+		return 0, nil, fmt.Errorf("a frame of %d bytes where %d may come", length, bytesMax)
 	}
 	body = make([]byte, length)
 	_, err = io.ReadFull(c.reader, body)
