@@ -239,6 +239,10 @@ func callOptionsOf(given []CallOption) (callOptions, error) {
 func (c *Client) newCall(
 	ctx context.Context, service string, frames [][]byte, o callOptions, ended chan<- []*call,
 ) (*call, error) {
+	// A deadline that has passed is the session's to tell.
+	if cause := ctx.Err(); cause != nil && cause != context.DeadlineExceeded {
+		return nil, failed(cause, false, "the request to service %q was not sent: %s", service, cause)
+	}
 	if len(service) < 1 || len(service) > serviceBytesMax {
 		return nil, failed(ErrRejected, false, "the name of a service has 1 to %d bytes: nothing was sent", serviceBytesMax)
 	}
@@ -446,10 +450,7 @@ func (m *mapping) fill() bool {
 			break
 		}
 		made, err := m.client.newCall(m.ctx, m.service, [][]byte{body}, m.options, m.ended)
-		if err == nil && m.ctx.Err() != nil {
-			m.isOver = true
-			err = failed(m.ctx.Err(), false, "the request to service %q was not sent: %s", m.service, m.ctx.Err())
-		}
+		m.isOver = m.ctx.Err() != nil
 		if err != nil {
 			m.done[m.taken] = Outcome{Index: m.taken, Err: err}
 		} else {
