@@ -288,7 +288,7 @@ func (s *session) end(c *call, err *CallError) {
 	}
 	if !isOwn {
 		for _, each := range heirs {
-			each.leader, each.reply = nil, c.reply
+			each.leader, each.reply, each.parts = nil, c.reply, c.parts
 			s.forget(each, err)
 		}
 		return

@@ -390,6 +390,19 @@ func TestCallsOfOneKeyAreOneRequest(t *testing.T) {
 	}
 }
 
+func TestCallsOfOneKeyHaveTheSameParts(t *testing.T) {
+	s := following(t)
+	first, second := s.ask("x", Key("k")), s.ask("x", Key("k"))
+	s.expect("0 REQUEST x")
+	s.tell(0, header{command: cmdPartial, identity: first.identity}, []byte("part"))
+	s.tell(0, header{command: cmdFinal, identity: first.identity, value: 1}, []byte("end"))
+	for _, c := range []*call{first, second} {
+		if len(c.parts) != 1 || string(c.parts[0][0]) != "part" || string(c.reply[0]) != "end" {
+			t.Fatal(c.parts, c.reply)
+		}
+	}
+}
+
 func TestPartsBeginAnewWithARedelivery(t *testing.T) {
 	s := following(t)
 	c := s.ask("x")
