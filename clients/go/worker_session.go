@@ -3,6 +3,7 @@ package bstar
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -82,6 +83,8 @@ func newWorkerSession(count int, service string, credit int, name [20]byte, proc
 
 func (s *workerSession) connected(node int, now time.Time) {
 	s.number++
+	// A connection that this machine gave up has ended by itself, if there is a next one already.
+	s.hangUps = slices.DeleteFunc(s.hangUps, func(each int) bool { return each == node })
 	n := &s.nodes[node]
 	*n = workerNode{
 		isConnected: true, connection: s.number, heardAt: now, expiry: welcomeTimeout,

@@ -191,6 +191,30 @@ func TestACancelledRequestEndsItsContext(t *testing.T) {
 	}
 }
 
+// staffed is a worker without sockets around a machine.
+func staffed(b *bench, handler Handler) *Worker {
+	w := &Worker{
+		options: &options{log: slog.New(slog.DiscardHandler)}, session: b.workerSession, handler: handler,
+		links: links{events: make(chan event, 1), endpoints: []string{"a", "b"}, current: make([]*connection, 2)},
+	}
+	w.handlers, w.giveUp = context.WithCancel(b.t.Context())
+	return w
+}
+
+func TestADismissalEndsTheConnectionThatBroughtItAndNoOther(t *testing.T) {
+	b := registered(t)
+	w, first, second := staffed(b, nil), hearing(nil), hearing(nil)
+	w.links.current[0] = first
+	dismissal := header{command: cmdDisconnect, value: 1}
+	w.handle(event{node: 0, connection: first, message: [][]byte{dismissal.encode()}}, b.now)
+	w.handle(event{node: 0, connection: first, err: errors.New("end of file")}, b.now)
+	w.handle(event{node: 0, connection: second}, b.now)
+	w.carryOut()
+	if w.links.current[0] != second {
+		t.Fatal("the next connection was given up, too")
+	}
+}
+
 func TestAHandlersErrorIsAnAnswer(t *testing.T) {
 	fresh, redelivered := &task{request: &Request{}}, &task{request: &Request{IsRedelivered: true}}
 	for _, each := range []struct {
