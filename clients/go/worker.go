@@ -188,6 +188,9 @@ func (w *Worker) carryOut() {
 		} else {
 			ctx, t.cancel = context.WithDeadline(w.handlers, deadline)
 		}
+		if t.isCanceled { // it came together with its CANCEL
+			t.cancel()
+		}
 		go w.execute(ctx, t)
 	}
 	clear(s.sends)
@@ -249,6 +252,9 @@ func (w *Worker) call(ctx context.Context, t *task) (body []byte, err error) {
 	}()
 	if !t.request.deadline.IsZero() && !time.Now().Before(t.request.deadline) {
 		return nil, errExpired
+	}
+	if cause := ctx.Err(); cause == context.Canceled {
+		return nil, cause
 	}
 	body, err = w.handler(ctx, t.request)
 	if err != nil {

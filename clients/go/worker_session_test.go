@@ -201,6 +201,20 @@ func staffed(b *bench, handler Handler) *Worker {
 	return w
 }
 
+func TestARequestThatIsCancelledAsItComesIsNotBegun(t *testing.T) {
+	b := registered(t)
+	id := identityOf([16]byte{15: 9}, 1)
+	b.tell(0, header{command: cmdRequest, identity: id, epoch: 3}, []byte("x"))
+	b.tell(0, header{command: cmdCancel, identity: id})
+	w := staffed(b, func(context.Context, *Request) ([]byte, error) {
+		t.Error("begun")
+		return nil, nil
+	})
+	w.carryOut()
+	(<-w.links.events).do(b.now)
+	b.expect(fmt.Sprintf("0 ERROR %d 3", codeCancelled))
+}
+
 func TestADismissalEndsTheConnectionThatBroughtItAndNoOther(t *testing.T) {
 	b := registered(t)
 	w, first, second := staffed(b, nil), hearing(nil), hearing(nil)
