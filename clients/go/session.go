@@ -269,10 +269,9 @@ func outcome(mayHaveExecuted bool) string {
 
 // cancel tells the node that has the request (BSN-C-15).
 func (s *session) cancel(c *call) {
-	if c.state != callSent || c.isKeyed || !s.nodes[c.node].can(canCancels) || slices.Contains(s.nodes[c.node].outbox, c) {
-		return
+	if c.state == callSent && !c.isKeyed && s.nodes[c.node].can(canCancels) {
+		s.send(c.node, header{command: cmdCancel, identity: c.identity})
 	}
-	s.send(c.node, header{command: cmdCancel, identity: c.identity})
 }
 
 // end is the one end of a call. Those that share its request end with it, unless its own time is over or its caller
@@ -676,9 +675,6 @@ func (s *session) encode(node int, now time.Time) {
 	}
 	var open map[batchKind]*batch
 	for _, c := range n.outbox {
-		if c.state != callSent || c.node != node {
-			continue // ended, or lost, before it was sent
-		}
 		flags := c.flags
 		if c.isUncertain {
 			flags |= flagRedelivered

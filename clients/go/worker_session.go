@@ -33,7 +33,6 @@ type workerNode struct {
 	heardAt, sentAt                   time.Time
 	can                               byte
 	tasks                             map[identity]*task // begun, without an answer
-	held                              int                // came while this worker stops: not begun
 	finals                            map[finalsKind]*batch
 }
 
@@ -218,8 +217,7 @@ func (s *workerSession) begin(
 		return
 	}
 	if s.isStopping {
-		n.held++
-		return
+		return // its DISCONNECT gives it back
 	}
 	t := &task{node: node, connection: n.connection, epoch: h.epoch, isBatched: isBatched, cancel: func() {}}
 	t.request = &Request{
