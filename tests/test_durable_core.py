@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from bstar.wire import durable, native
 from bstar.wire.durable import Cause, Fetch, Missed, Repeat, Schedule, Service, Standing, State, Submit
@@ -199,6 +201,23 @@ def test_schedules_count_among_the_requests_of_the_store_and_their_bodies_stay_o
     assert sys.getrefcount(record) == held
     [(fired, size_bytes)] = schedules.due(record.due_ms, 10, 10)
     assert (fired.runs_ms, size_bytes) == ([record.due_ms], len(b"large"))
+
+
+def test_schedules_that_change_for_ever_take_no_more_memory() -> None:
+    """Their next times may be years away."""
+    solo, schedules = SoloStore(), Schedules()
+    asked = Schedule(Submit(ID, b"work", [b"x"]), Repeat(every_ms=60_000))
+    solo.ask(Service.SCHEDULE, durable.encode(asked))
+    record = solo.table.get(ID)
+    assert record is not None
+    tracemalloc.start()
+    try:
+        for number in range(20_000):
+            schedules.note(replace(record, due_ms=record.due_ms + number))
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    assert len(schedules.due(record.due_ms + 20_000, 10, 10)) == 1
 
 
 def test_parts_that_came_while_the_node_did_not_serve_are_missed_and_the_attempt_fails() -> None:

@@ -70,7 +70,7 @@ class MemoryStore(DurableStore):
         times_ms = [
             self._runner.next_due_ms() or inf,
             *(1000 * second for second in self._sweeps._seconds[:1]),  # noqa: SLF001
-            *(due_ms for due_ms, _ in self._schedules._heap[:1]),  # noqa: SLF001
+            self._schedules.next_due_ms(),
         ]
         ahead_s = (min(times_ms) - self._clock.wall_ms()) / 1000
         return min(self._clock.now() + ahead_s, self._desk._deadlines.next_deadline())  # noqa: SLF001

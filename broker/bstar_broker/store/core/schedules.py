@@ -4,10 +4,9 @@ Only this node proposes Fired, and the command names the time that the schedule 
 its requests once, whoever leads when it comes.
 """
 
-from heapq import heappop, heappush
-
 from msgspec.structs import replace
 
+from bstar.base.deadlines import Deadlines
 from bstar.wire.durable import State
 from bstar_broker.core.outputs import Output
 from bstar_broker.store.core.commands import Fired
@@ -26,8 +25,11 @@ class Schedules:
     def __init__(self) -> None:
         # Without its body, and the bytes of it.
         self._records: dict[bytes, tuple[Record, int]] = {}
-        # Times and ids; an entry whose record has another time, or none, is void.
-        self._heap: list[tuple[int, bytes]] = []
+        self._deadlines: Deadlines[bytes] = Deadlines(self._is_due)
+
+    def _is_due(self, request: bytes, due_ms: float) -> bool:
+        record, _ = self._records.get(request, (None, 0))
+        return record is not None and record.due_ms == due_ms
 
     def begin(self) -> list[Output]:
         """Read the schedules from the table."""
@@ -36,7 +38,7 @@ class Schedules:
     def stop(self) -> None:
         """The node serves no more."""
         self._records.clear()
-        self._heap.clear()
+        self._deadlines = Deadlines(self._is_due)
 
     def found(self, found: Found) -> list[Output]:
         """A page of the table."""
@@ -53,11 +55,16 @@ class Schedules:
             return
         # A body may be large, and its place is the disk.
         self._records[record.id] = replace(record, body=[], headers=b""), record.size_bytes
-        heappush(self._heap, (record.due_ms, record.id))
+        self._deadlines.add(record.id, record.due_ms)
+        self._deadlines.tidy(len(self._records))
 
     def forget(self, request: bytes) -> None:
         """A schedule was closed."""
         self._records.pop(request, None)
+
+    def next_due_ms(self) -> float:
+        """When a time comes, perhaps one of a schedule that has another by now; inf without any."""
+        return self._deadlines.next_deadline()
 
     def due(self, now_ms: int, room: int, bytes_max: int) -> list[tuple[Fired, int]]:
         """What follows from the times that have come, each with the bytes of its requests. It is returned
@@ -67,13 +74,15 @@ class Schedules:
         single request.
         """
         due: list[tuple[Fired, int]] = []
-        while room > 0 and self._heap and self._heap[0][0] <= now_ms:
-            due_ms, request = heappop(self._heap)
-            record, size_bytes = self._records.get(request, (None, 0))
-            if record is not None and record.due_ms == due_ms:
-                fired = fire(record, now_ms, max(1, bytes_max // max(1, size_bytes)))
-                room -= len(fired.runs_ms)
-                due.append((fired, size_bytes * len(fired.runs_ms)))
+        if room <= 0:
+            return due
+        for request in self._deadlines.pop_due(now_ms):
+            record, size_bytes = self._records[request]
+            fired = fire(record, now_ms, max(1, bytes_max // max(1, size_bytes)))
+            due.append((fired, size_bytes * len(fired.runs_ms)))
+            room -= len(fired.runs_ms)
+            if room <= 0:
+                break
         return due
 
 
