@@ -15,7 +15,7 @@ from bstar.errors import ConfigurationError, RemoteProtocolError
 from bstar.security.principals import Patterns, Principal
 from bstar.settings import from_mapping
 from bstar.settings.fields import nested
-from bstar.wire import durable, pzq
+from bstar.wire import durable, native, pzq
 from bstar_broker.core.outputs import FrontSend
 from bstar_broker.fronts.plans import plans_of
 from bstar_broker.fronts.pzq.deliveries import Deliveries
@@ -268,7 +268,18 @@ def test_a_client_of_another_dialect_is_answered_by_the_acknowledgement() -> Non
     assert len(key.partition(b"|")[2]) == 36
     stage.ack(key, b"1")
     [answer] = [frames for frames in stage.sent if frames[0] == b"c1"]
-    assert answer == [b"c1", b"", b"MDPC01", b"pzq"]
+    assert answer == [b"c1", b"", b"MDPC01", b"pzq", b""]
+
+
+def test_a_native_client_gets_the_acknowledgement_as_its_reply() -> None:
+    stage = Stage()
+    stage.say(*native.encode_request(native.identity(bytes(16), 1), b"pzq", [b"hello"]), sender=b"c1")
+    stage.pump()
+    [[key, *_]] = stage.heard
+    stage.ack(key, b"1")
+    [answer] = [frames for frames in stage.sent if frames[0] == b"c1"]
+    reply = native.decode(answer[1:])
+    assert (reply.command, reply.body) == (native.FINAL, [b""])
 
 
 def test_a_request_with_the_key_of_another_one_waits_for_it() -> None:

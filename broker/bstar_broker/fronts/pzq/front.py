@@ -274,7 +274,8 @@ class PzqFront:
         return self._fail(delivery.identity, text.encode(), now, 0)
 
     def _done(self, identity: bytes) -> Final:
-        return Final(self._worker.sender, Dialect.FRONT, (), identity, [])
+        # A body has one frame or more: a native client drops a reply without any.
+        return Final(self._worker.sender, Dialect.FRONT, (), identity, [b""])
 
     def _fail(self, identity: bytes, text: bytes, now: float, retry_ms: int) -> list[Output]:
         failure = Failure(self._worker.sender, identity, ErrorCode.RETRY, text, b"", retry_ms=retry_ms)
