@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from pathlib import Path
 
 import pytest
 import zmq
@@ -499,3 +503,58 @@ def test_a_stop_before_the_services_have_begun_ends_it(pair: Pair) -> None:
         thread.start()
         thread.join(LIMIT_S)
         assert not thread.is_alive()
+
+
+BLOCKED = """
+import threading
+import time
+from collections.abc import AsyncIterator
+
+from bstar_client import App
+
+app = App(["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"])
+
+
+@app.resource
+async def number() -> AsyncIterator[int]:
+    yield 1
+
+
+@app.startup
+async def block(number: int) -> None:
+    print("blocks", flush=True)
+    time.sleep(1_000)
+
+
+@app.service("one")
+async def one(request):
+    return b""
+
+
+def show_the_stop() -> None:
+    app._over.wait()
+    print("stops", flush=True)
+
+
+threading.Thread(target=show_the_stop, daemon=True).start()
+app.run()
+"""
+
+
+@pytest.mark.loopback
+def test_a_second_signal_ends_it_also_while_its_event_loop_is_blocked() -> None:
+    """It ended by SIGKILL alone."""
+    command = [sys.executable, "-c", BLOCKED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"blocks\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.stdout.readline() == b"stops\n"
+            # A thread that does not sleep yet might leave the signal to another one.
+            status = Path(f"/proc/{process.pid}/stat")
+            wait_until(lambda: ") S " in status.read_text(), "its main thread waits", limit_s=LIMIT_S)
+            process.send_signal(signal.SIGINT)
+            process.wait(LIMIT_S)
+        finally:
+            process.kill()

@@ -54,6 +54,8 @@ from bstar_client.workers.typed import bind, resolved
 _AGAIN_S = 0.2
 # How long the last messages of ended workers may take to leave.
 _TERM_S = 1.0
+# How long after a second signal each step in the event loop may take: a handler may block the loop.
+_AT_ONCE_S = 1.0
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -244,6 +246,7 @@ class Life:
         self._async_kinds: set[type] = set()
         self._errors: list[BaseException] = []
         self._is_signalled = False
+        self._loop: ThreadLoop | None = None
 
     def run(self) -> None:
         """All of it."""
@@ -262,7 +265,7 @@ class Life:
             raise first
 
     def _begin(self, stack: ExitStack) -> None:
-        loop = stack.enter_context(_event_loop())
+        self._loop = loop = stack.enter_context(_event_loop())
         self.open(loop, stack)
         self._serve(loop)
 
@@ -298,6 +301,8 @@ class Life:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._is_signalled:
+            if self._loop is not None:
+                self._loop.patience_s = _AT_ONCE_S
             raise KeyboardInterrupt
         self._is_signalled = True
         self.over.set()
@@ -502,14 +507,15 @@ class Loop(Protocol):
 
 
 class ThreadLoop:
-    """An event loop that runs in another thread."""
+    """An event loop that runs in another thread. ``patience_s`` bounds each wait for it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self.patience_s: float | None = None
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:  # Any: whatever it returns
         """Run it there and wait for its result."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(self.patience_s)
 
     def call(self, function: Callable[[], object]) -> None:
         """Call it there soon."""
@@ -520,15 +526,19 @@ class ThreadLoop:
 def _event_loop() -> Iterator[ThreadLoop]:
     """The loop of all that is async in one App. It runs also if nothing is."""
     # With a factory it is not made the loop of this thread. At the end it cancels the tasks that are left.
-    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-        loop = runner.get_loop()
-        thread = threading.Thread(target=loop.run_forever, name="bstar-loop")
-        thread.start()
-        try:
-            yield ThreadLoop(loop)
-        finally:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
+    runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+    loop = runner.get_loop()
+    # A daemon: after a second signal the process does not wait for what blocks it.
+    thread = threading.Thread(target=loop.run_forever, name="bstar-loop", daemon=True)
+    thread.start()
+    made = ThreadLoop(loop)
+    try:
+        yield made
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(made.patience_s)
+        if not thread.is_alive():
+            runner.close()
 
 
 def _run_async(worker: AsyncWorker, loop: ThreadLoop) -> None:
