@@ -242,24 +242,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 @pytest.mark.loopback
-def test_a_handler_in_a_thread_sees_that_its_caller_gave_up(pair: Pair) -> None:
-    ended: queue.Queue[bool] = queue.Queue()
-
-    def handle(request: Request) -> bytes:
-        left = threading.Event()
-        request.on_cancel(left.set)
-        left.wait(LIMIT_S)
-        ended.put(request.is_cancelled)
-        return b""
-
-    with Worker(pair.endpoints, "slow", handle), HAClient(pair.endpoints) as client:
-        with pytest.raises(CallTimeoutError):
-            client.request("slow", b"", timeout=0.5)
-        assert ended.get(timeout=LIMIT_S)
-        assert client.request("mmi.service", b"slow").body == b"200"
-
-
-@pytest.mark.loopback
 def test_a_request_that_an_operator_cancels_ends_its_handler_and_is_no_failure(pair: Pair) -> None:
     begun: queue.Queue[str] = queue.Queue()
     ended: queue.Queue[bool] = queue.Queue()
@@ -342,25 +324,6 @@ def test_a_stream_that_is_left_ends_its_handler(pair: Pair) -> None:
 
 
 @pytest.mark.loopback
-def test_a_handler_that_yields_for_ever_ends_with_its_reader(pair: Pair) -> None:
-    ended: queue.Queue[bool] = queue.Queue()
-
-    def count(request: Request) -> Iterator[bytes]:
-        try:
-            while True:
-                yield b"more"
-                threading.Event().wait(0.01)
-        finally:
-            ended.put(request.is_cancelled)
-
-    with Worker(pair.endpoints, "endless", count), HAClient(pair.endpoints) as client:
-        for part in client.stream("endless", b""):
-            assert part.body == b"more"
-            break
-        assert ended.get(timeout=LIMIT_S)
-
-
-@pytest.mark.loopback
 async def test_a_task_that_is_cancelled_cancels_the_handlers_task(pair: Pair) -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
@@ -396,27 +359,3 @@ async def test_an_async_stream_that_is_left_ends_its_handler(pair: Pair) -> None
         assert (await anext(parts)).body == b"first"
         await parts.aclose()
         await asyncio.wait_for(ended.wait(), LIMIT_S)
-
-
-@pytest.mark.loopback
-def test_a_durable_request_that_is_cancelled_ends_its_handler(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    begun, ended = threading.Event(), threading.Event()
-
-    def handle(request: Request) -> bytes:
-        request.on_cancel(ended.set)
-        begun.set()
-        ended.wait(LIMIT_S)
-        return b""
-
-    with (
-        Pair(tmp_path_factory.mktemp("stored"), has_store=True) as stored,
-        Worker(stored.endpoints, "slow", handle),
-        HAClient(stored.endpoints) as client,
-    ):
-        stored.start()
-        request = client.submit("slow", b"")
-        assert begun.wait(LIMIT_S)
-        client.cancel(request)
-        assert ended.wait(LIMIT_S)

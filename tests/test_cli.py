@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -39,7 +40,7 @@ from bstar_broker.operate.orders import GROUPS, ORDERS, Answer
 from bstar_cli import exits
 from bstar_cli.coercion import UNUSUAL, usual
 from bstar_cli.frames import frames_of
-from bstar_cli.main import main
+from bstar_cli.main import app, main
 from bstar_cli.options import fleet_of, parse_set
 from bstar_cli.orders import _print, _refuse
 from bstar_cli.probe import probe
@@ -104,12 +105,30 @@ def test_the_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(verb in shown for verb in VERBS)
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "version"])
-def test_every_verb_explains_itself_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([verb, "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert "Example" in shown
-    assert f"bstar {verb}" in shown
+def commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words of every command that does something."""
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands(below, (*words, name))
+    if not hasattr(command, "commands"):
+        yield words
+
+
+def test_every_command_explains_itself_with_an_example_and_its_exit_codes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seen = set()
+    for words in commands(typer.main.get_command(app)):
+        assert main([*words, "--help"]) == 0
+        shown = capsys.readouterr().out
+        before, _, examples = shown.partition("Example")
+        command = " ".join(("bstar", *words))
+        if command != "bstar version":
+            assert command in before, words
+            assert command in examples, words
+        if words[0] not in ("version", "sample-config"):  # one prints a word, the other a file
+            assert "Exit codes" in shown, words
+        seen.add(words[0])
+    assert seen > {*VERBS, "durable", "services"}
 
 
 def test_an_order_without_a_configuration_says_that_the_variable_does_not_lead_to_a_node(

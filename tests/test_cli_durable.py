@@ -220,24 +220,6 @@ def test_a_client_of_several_pairs_is_told_to_name_the_service(run: Run, broker:
     assert "name the service of the durable request" in err
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        *(
-            f"durable {name}"
-            for name in ("submit", "schedule", "result", "ls", "show", "cancel", "retry", "close", "export")
-        )
-    ],
-)
-def test_every_command_explains_itself_with_an_example(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*command.split(), "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert f"bstar {command}" in shown
-    assert "Exit codes" in shown
-
-
 def test_a_paragraph_of_help_is_as_wide_as_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

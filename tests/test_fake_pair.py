@@ -589,23 +589,6 @@ def test_a_call_that_was_given_up_is_not_in_flight(dialect: str) -> None:
         assert client.figures().in_flight == 0
 
 
-def test_a_call_that_is_cancelled_is_cancelled_at_its_handler() -> None:
-    seen: list[bool] = []
-
-    def work(request: Request) -> bytes:
-        call.cancel()
-        made.pass_time(1)
-        seen.append(request.is_cancelled)
-        return b""
-
-    made = fake({"work": work})
-    with made as client:
-        call = client.begin("work", b"")
-        made.pass_time(1)
-        assert call.cancelled()
-    assert seen == [True]
-
-
 # --- wrong use ----------------------------------------------------------------------------------------------
 
 

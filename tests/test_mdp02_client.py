@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from bstar.errors import (
-    BstarError,
     BusyError,
     CallTimeoutError,
     ClosedError,
@@ -19,13 +18,13 @@ from bstar_client.core.calls import Call
 from bstar_client.core.events import FailedOver
 from bstar_client.core.plain.attempt_session import AttemptSession, Mdp01Session, Mdp02Session
 from bstar_client.core.session_settings import SessionSettings
-from support.client_outputs import ClientOutputs
+from support.client_outputs import SessionDesk
 
 ENDPOINTS = ("tcp://primary", "tcp://backup")
 
 
 @dataclass
-class Desk(ClientOutputs):
+class Desk(SessionDesk):
     """A session, the time, and everything it has put out. A socket that is reset connects again when told."""
 
     options: SessionSettings = field(default_factory=SessionSettings)
@@ -48,37 +47,11 @@ class Desk(ClientOutputs):
         self.take(self.session.submit(call, self.now))
         return call
 
-    def connect(self, *nodes: int) -> None:
-        for node in nodes:
-            self.take(self.session.connected(node, self.now))
-
-    def disconnect(self, node: int) -> None:
-        self.take(self.session.disconnected(node, self.now))
-
-    def hear(self, node: int, *frames: bytes) -> None:
-        self.take(self.session.receive(node, list(frames), self.now))
-
     def final(self, node: int, body: bytes = b"done") -> None:
         self.hear(node, b"MDPC02", b"\x03", b"echo", body)
 
     def partial(self, node: int, body: bytes = b"part") -> None:
         self.hear(node, b"MDPC02", b"\x02", b"echo", body)
-
-    def wait(self, seconds: float) -> None:
-        until = self.now + seconds
-        for _ in range(1_000):
-            due = self.session.next_deadline()
-            if due is None or due > until:
-                break
-            self.now = max(self.now, due)
-            self.take(self.session.handle_timer(self.now))
-        else:
-            pytest.fail("timers without end")
-        self.now = until
-
-    def error_of(self, call: Call) -> BstarError:
-        [error] = [error for failed, error in self.errors if failed is call]
-        return error
 
 
 @pytest.fixture

@@ -233,14 +233,6 @@ def _workers_of(broker: Broker) -> Any:
     return lambda name: sum(each.workers for each in offers_of([broker.endpoint], name, 5.0, None))
 
 
-@pytest.mark.parametrize("verb", ["ls", "show", "schema"])
-def test_each_verb_explains_itself_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["services", verb, "--help"]) == exits.OK
-    shown = capsys.readouterr().out
-    assert "Exit codes" in shown
-    assert f"bstar services {verb}" in shown.partition("Examples")[2]
-
-
 @pytest.mark.loopback
 def test_the_listing_flags_two_versions(node: Broker, capsys: pytest.CaptureFixture[str]) -> None:
     where = ("--endpoints", node.endpoint)

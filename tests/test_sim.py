@@ -27,6 +27,7 @@ from sim.checks import Violation
 from sim.client import Load
 from sim.faults import Fault, Kind, Mood
 from sim.run import Outcome, Simulation, play, shrink
+from sim.seeds import played
 from sim.setup import Setup, calm_setup_of, setup_of
 from sim.worker import SimWorker
 from sim.world import Process, World
@@ -84,20 +85,14 @@ def native_workers(simulation: Simulation) -> list[SimWorker]:
 @pytest.mark.parametrize("mood", Mood)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_no_invariant_breaks_whatever_happens(seed: int, mood: Mood) -> None:
-    outcome = play(setup_of(seed, mood=mood, profile="lan"))
-
-    assert outcome.violation is None, f"{outcome.violation}\nrepeat: make sim SEED={seed} MOOD={mood.value}"
+    outcome = played(seed, mood)
     assert outcome.counts["faults"] > 10, "a run without faults proves nothing"
     assert outcome.counts["call answered"] > 100, "a run without traffic proves nothing"
 
 
 @pytest.mark.parametrize("mood", Mood)
 def test_no_invariant_breaks_under_a_limit(mood: Mood) -> None:
-    setup = setup_of(4, mood=mood, profile="lan", keys=False, pirates=False, emq=False, limit=True)
-    outcome = play(setup)
-
-    repeat = f"make sim SEED=4 MOOD={mood.value} PROFILE=lan KEYS=off PIRATES=no EMQ=no LIMIT=yes"
-    assert outcome.violation is None, f"{outcome.violation}\nrepeat: {repeat}"
+    outcome = played(4, mood, keys=False, pirates=False, emq=False, limit=True)
     assert outcome.counts["given out at the limit"] > 10, "a run that does not reach its limit proves nothing"
 
 

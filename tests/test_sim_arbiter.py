@@ -18,6 +18,7 @@ from bstar.star.quorum import DRIFT_MAX, Quorum
 from sim.checks import Violation
 from sim.faults import Kind, Mood
 from sim.run import Outcome, Simulation, play
+from sim.seeds import played
 from sim.setup import setup_of
 from test_sim import HEARTBEAT_S, NATIVE, TIMEOUT_S, befall, both_ways
 
@@ -50,10 +51,7 @@ def ask_both(simulation: Simulation) -> None:
 @pytest.mark.parametrize("mood", Mood)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_invariant_breaks_whatever_happens(seed: int, mood: Mood) -> None:
-    outcome = play(setup_of(seed, mood=mood, profile="lan", arbiter=True))
-
-    repeat = f"make sim SEED={seed} MOOD={mood.value} PROFILE=lan ARBITER=yes"
-    assert outcome.violation is None, f"{outcome.violation}\nrepeat: {repeat}"
+    outcome = played(seed, mood, arbiter=True)
     assert outcome.counts.get("overlaps", 0) == 0
     assert outcome.counts["faults"] > 10, "a run without faults proves nothing"
     assert outcome.counts["call answered"] > 100, "a run without traffic proves nothing"

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import pytest
-
-from bstar.errors import BstarError
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.plain.attempt_session import PlainSession
 from bstar_client.core.plain.flp_session import FlpSession
 from bstar_client.core.plain.numbered_session import NumberedSession
 from bstar_client.core.plain.shotgun_session import ShotgunSession
 from bstar_client.core.session_settings import SessionSettings
-from support.client_outputs import ClientOutputs
+from support.client_outputs import SessionDesk
 
 SERVERS = ("tcp://one", "tcp://two", "tcp://three")
 AnySession = PlainSession | ShotgunSession | FlpSession
 
 
-class Desk(ClientOutputs):
+class Desk(SessionDesk):
     """A session, the time, and everything it has put out."""
 
     def __init__(self, session: AnySession, *, call_s: float | None, now: float = 100.0) -> None:
         super().__init__()
-        self.session = session
+        self.session: AnySession = session
         self.now = now
         self._call_s = call_s
 
@@ -33,30 +30,6 @@ class Desk(ClientOutputs):
         self.take(self.session.submit(call, self.now))
         return call
 
-    def connect(self, *nodes: int) -> None:
-        for node in nodes:
-            self.take(self.session.connected(node, self.now))
-
-    def disconnect(self, *nodes: int) -> None:
-        for node in nodes:
-            self.take(self.session.disconnected(node, self.now))
-
-    def hear(self, node: int, *frames: bytes) -> None:
-        self.take(self.session.receive(node, list(frames), self.now))
-
-    def wait(self, seconds: float) -> None:
-        """Let time pass, with every timer at its moment."""
-        until = self.now + seconds
-        for _ in range(10_000):
-            due = self.session.next_deadline()
-            if due is None or due > until:
-                break
-            self.now = max(self.now, due)
-            self.take(self.session.handle_timer(self.now))
-        else:
-            pytest.fail("timers without end")
-        self.now = until
-
     def asked(self) -> list[int]:
         """The servers of the requests so far, PINGs aside."""
         return [node for node, frames in self.sent if frames != [b"PING"]]
@@ -64,10 +37,6 @@ class Desk(ClientOutputs):
     def reply_of(self, call: Call) -> Reply:
         [reply] = [reply for answered, reply in self.replies if answered is call]
         return reply
-
-    def error_of(self, call: Call) -> BstarError:
-        [error] = [error for failed, error in self.errors if failed is call]
-        return error
 
     def ends(self, call: Call) -> int:
         """How often the call has ended."""

@@ -202,8 +202,7 @@ class Real(Stage):
             is_left = threading.Event()
             request.on_cancel(is_left.set)
             leave(self.client, request)
-            is_left.wait(60)
-            seen.append(request.is_cancelled)
+            seen.append(is_left.wait(60) and request.is_cancelled)
 
         return handler
 

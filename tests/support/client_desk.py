@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bstar.errors import BstarError
 from bstar.wire import decode, native, native_broker
 from bstar.wire.batches import bodies_of, take_extensions
 from bstar.wire.messages import NEVER_MS, Directed, NodeStatus, Requests
@@ -16,7 +15,7 @@ from bstar_client.core.calls import Call
 from bstar_client.core.native.session import Session
 from bstar_client.core.outputs import Output, Send
 from bstar_client.core.session_settings import SessionSettings
-from support.client_outputs import ClientOutputs
+from support.client_outputs import ClientOutputs, Clock
 
 PRIMARY, BACKUP, ACTIVE, PASSIVE, SILENT = 1, 2, 3, 4, 0
 ENDPOINTS = ("tcp://primary", "tcp://backup")
@@ -31,7 +30,7 @@ def status(
 
 
 @dataclass
-class Desk:
+class Desk(Clock):
     """A session, the time, and everything it has put out, sorted."""
 
     endpoints: Sequence[str] = ENDPOINTS
@@ -39,7 +38,9 @@ class Desk:
     now: float = 100.0
 
     def __post_init__(self) -> None:
-        self.session = Session(self.endpoints, client_id=CLIENT_ID, now=self.now, settings=self.options)
+        self.session: Session = Session(
+            self.endpoints, client_id=CLIENT_ID, now=self.now, settings=self.options
+        )
         # The requests of a batch one by one, and how many batches there were.
         self.sent: list[tuple[int, native.Message]] = []
         self.batches = 0
@@ -105,19 +106,6 @@ class Desk:
     def busy(self, node: int, call: Call, retry_after_ms: int = 20) -> None:
         self.hear(node, CODEC.busy(NativeAsker(b"", call.identity), 1, retry_after_ms, b"full"))
 
-    def wait(self, seconds: float) -> None:
-        """Let time pass, carrying out every timer at its moment."""
-        until = self.now + seconds
-        for _ in range(10_000):
-            due = self.session.next_deadline()
-            if due is None or due > until:
-                break
-            self.now = max(self.now, due)
-            self.take(self.session.handle_timer(self.now))
-        else:
-            pytest.fail("timers without end")
-        self.now = until
-
     def requests(self, node: int | None = None) -> list[tuple[int, bytes]]:
         """(node, identity) of every REQUEST sent so far."""
         return [
@@ -128,10 +116,6 @@ class Desk:
 
     def pings(self, node: int) -> int:
         return sum(1 for to, message in self.sent if to == node and message.command == native.PING)
-
-    def error_of(self, call: Call) -> BstarError:
-        [error] = [error for failed, error in self.errors if failed is call]
-        return error
 
 
 @pytest.fixture

@@ -1,11 +1,58 @@
 """What a client's session has put out, sorted: for tests in virtual time."""
 
 from collections.abc import Sequence
+from typing import Protocol
+
+import pytest
 
 from bstar.errors import BstarError
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.events import Event
 from bstar_client.core.outputs import Announce, Deliver, DeliverAll, Fail, Output, Reset, Send
+
+
+class _Timed(Protocol):
+    def next_deadline(self) -> float | None: ...
+
+    def handle_timer(self, now: float) -> list[Output]: ...
+
+
+class _Session(_Timed, Protocol):
+    def connected(self, node: int, now: float) -> list[Output]: ...
+
+    def disconnected(self, node: int, now: float) -> list[Output]: ...
+
+    def receive(self, node: int, frames: list[bytes], now: float) -> list[Output]: ...
+
+
+class Clock:
+    """Lets a session's time pass."""
+
+    session: _Timed
+    now: float
+    errors: list[tuple[Call, BstarError]]
+
+    def take(self, outputs: list[Output]) -> None:
+        """Sort these."""
+        raise NotImplementedError
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, carrying out every timer at its moment."""
+        until = self.now + seconds
+        for _ in range(10_000):
+            due = self.session.next_deadline()
+            if due is None or due > until:
+                break
+            self.now = max(self.now, due)
+            self.take(self.session.handle_timer(self.now))
+        else:
+            pytest.fail("timers without end")
+        self.now = until
+
+    def error_of(self, call: Call) -> BstarError:
+        """Why the call failed, once."""
+        [error] = [error for failed, error in self.errors if failed is call]
+        return error
 
 
 class ClientOutputs:
@@ -33,3 +80,20 @@ class ClientOutputs:
                 self.errors.append((output.call, output.error))
             elif isinstance(output, Announce):
                 self.events.append(output.event)
+
+
+class SessionDesk(ClientOutputs, Clock):
+    """With the outputs, what makes them: connections, messages and time."""
+
+    session: _Session
+
+    def connect(self, *nodes: int) -> None:
+        for node in nodes:
+            self.take(self.session.connected(node, self.now))
+
+    def disconnect(self, *nodes: int) -> None:
+        for node in nodes:
+            self.take(self.session.disconnected(node, self.now))
+
+    def hear(self, node: int, *frames: bytes) -> None:
+        self.take(self.session.receive(node, list(frames), self.now))
