@@ -125,11 +125,17 @@ def journal() -> Column:
 
 def _parted(batch: pa.RecordBatch) -> Iterator[tuple[File, pa.RecordBatch]]:
     """The rows of a batch by the file of a table that they go to."""
-    keys = pa.Table.from_batches([batch.select(["day", "pair", "topic"])]).group_by(["day", "pair", "topic"])
-    found = keys.aggregate([]).to_pylist()
-    for row in found:
+    keys = batch.select(["day", "pair", "topic"])
+    # Of nearly all batches all rows go to one.
+    is_one = all(len(column.unique()) == 1 for column in keys.columns)
+    found = (
+        keys.slice(0, 1)
+        if is_one
+        else pa.Table.from_batches([keys]).group_by(keys.schema.names).aggregate([])
+    )
+    for row in found.to_pylist():
         of_key = [pc.equal(batch.column(name), value) for name, value in row.items()]
-        part = batch if len(found) == 1 else batch.filter(pc.and_(pc.and_(of_key[0], of_key[1]), of_key[2]))
+        part = batch if is_one else batch.filter(pc.and_(pc.and_(of_key[0], of_key[1]), of_key[2]))
         yield File(row["day"], row["pair"], "", row["topic"]), part
 
 
