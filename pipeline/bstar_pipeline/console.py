@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -20,7 +20,8 @@ from pyspark.sql import SparkSession
 
 from bstar.errors import PipelineError
 from bstar_pipeline import engine
-from bstar_pipeline.session import open_session, starts_driver
+from bstar_pipeline.class_archive import archived
+from bstar_pipeline.session import java_path, open_session, starts_driver
 
 _SETTINGS = {
     "spark.log.level": "ERROR",
@@ -63,16 +64,23 @@ def session(
         if active is not None:
             yield active
             return
-        chosen = _settings(master, remote)
-        with _without_noise():
-            every = {**chosen, **(settings or {})}
-            spark = open_session(
-                app, master=master, remote=remote, settings=every, is_small=is_small, jvm=jvm
-            )
-        try:
-            yield spark
-        finally:
-            spark.stop()
+        every = {**_settings(master, remote), **(settings or {})}
+        # A Connect server is a process of its own.
+        with archived(java_path(), every) if remote is None else nullcontext("") as java_options:
+            with _without_noise():
+                spark = open_session(
+                    app,
+                    master=master,
+                    remote=remote,
+                    settings=every,
+                    is_small=is_small,
+                    jvm=jvm,
+                    java_options=java_options,
+                )
+            try:
+                yield spark
+            finally:
+                spark.stop()
 
 
 @contextmanager

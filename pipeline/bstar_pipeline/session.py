@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline.amounts import JVM, SMALL, SMALL_JVM, memory_bytes
+from bstar_pipeline.class_archive import OPTIONS
 
 JAVA_MIN = 17
 """Spark 4 runs on Java 17 and newer."""
@@ -68,13 +69,18 @@ _DRIVER_MEMORY_MIN = 1 << 30
 _JAVA_TIMEOUT_S = 30
 
 
+def java_path() -> str | None:
+    """The Java that Spark's scripts start, of JAVA_HOME or the PATH; None if there is none."""
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home, "bin", "java")) if home else shutil.which("java")
+
+
 def find_java() -> str:
     """The Java that Spark will use, of JAVA_HOME or the PATH.
 
     Raises ConfigurationError, which says what to do, if it is missing or too old.
     """
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    java = java_path()
     if java is None:
         raise ConfigurationError(f"no java on the PATH, and JAVA_HOME is not set. {_HOW}")
     try:
@@ -104,6 +110,7 @@ def open_session(
     settings: Mapping[str, str] | None = None,
     is_small: bool = False,
     jvm: str | None = None,
+    java_options: str = "",
 ) -> SparkSession:
     """A session, the one there is already if there is one.
 
@@ -114,8 +121,8 @@ def open_session(
     ``master`` as spark-submit takes it ("local[4]", "spark://host:7077", "yarn"); None: what spark-submit or
     the configuration says, else all cores of this machine. ``remote``: a Spark Connect address ("sc://host",
     or "local[2]", which starts a server of its own). ``settings`` override everything. ``is_small``: there is
-    little to read. ``jvm``: how Java runs a driver that is started here; SPARK_SUBMIT_OPTS or
-    ``spark.driver.extraJavaOptions`` say otherwise.
+    little to read. ``jvm``: how Java runs a driver that is started here, with ``java_options`` besides;
+    SPARK_SUBMIT_OPTS or ``spark.driver.extraJavaOptions`` say otherwise.
     """
     builder = SparkSession.builder.appName(app)
     if remote is not None:
@@ -130,7 +137,7 @@ def open_session(
         os.environ.setdefault("SPARK_DRIVER_MEMORY", f"{_driver_memory() >> 20}m")
         # With two collectors chosen Java does not start.
         if _JAVA_OPTIONS not in (settings or {}):
-            os.environ.setdefault("SPARK_SUBMIT_OPTS", jvm or (SMALL_JVM if is_small else JVM))
+            os.environ.setdefault(OPTIONS, f"{jvm or (SMALL_JVM if is_small else JVM)} {java_options}")
     if master is not None:
         builder = builder.master(master)
     for key, value in {**_defaults(master, remote, is_small), **(settings or {})}.items():
