@@ -93,7 +93,7 @@ func Urgent() CallOption { return func(o *callOptions) { o.flags |= flagUrgent }
 // Key makes all requests with this service and key one request, whoever sends them. It is for Request and Call.
 func Key(key string) CallOption { return func(o *callOptions) { o.key = []byte(key) } }
 
-// Window is how many requests of a Map are under way at once: 512 without it.
+// Window is how many requests of a Map are under way at once: 512 without it, WithOutstandingMax at the most.
 func Window(count int) CallOption { return func(o *callOptions) { o.window = count } }
 
 // Unordered: a Map yields replies as they come.
@@ -407,6 +407,7 @@ func (c *Client) Map(
 		if o.window == 0 {
 			o.window = 512
 		}
+		o.window = min(o.window, c.options.callsMax)
 		next, stop := iter.Pull(bodies)
 		defer stop()
 		m := &mapping{

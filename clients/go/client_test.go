@@ -3,6 +3,7 @@ package bstar
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -43,6 +44,17 @@ func TestAContextThatIsOverSendsNothing(t *testing.T) {
 			if service != "" && !errors.Is(outcomes[0].Err, kind) {
 				t.Error(outcomes[0].Err)
 			}
+		}
+	}
+}
+
+func TestAWindowIsNoLargerThanTheClientsBound(t *testing.T) {
+	client := lonely(t)
+	ctx, leave := context.WithCancel(t.Context())
+	leave()
+	for outcome := range client.Map(ctx, "echo", slices.Values([][]byte{{1}}), Window(math.MaxInt)) {
+		if !errors.Is(outcome.Err, context.Canceled) {
+			t.Error(outcome.Err)
 		}
 	}
 }
