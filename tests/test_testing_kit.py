@@ -11,6 +11,8 @@ import pytest
 
 from bstar_client import Request
 from bstar_testing import HarnessError, LoopbackHost, Pair, Process, pair, wait_until
+from bstar_testing.processes import stopped
+from bstar_testing.reaper import REAPER
 
 pytestmark = pytest.mark.loopback
 
@@ -119,6 +121,16 @@ def test_what_stands_still_is_ended_with_the_harness() -> None:
         return not stat.exists() or ") Z " in stat.read_text()
 
     wait_until(has_ended, "the group was killed")
+
+
+def test_a_group_that_cannot_be_stopped_is_not_left_to_the_reaper(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(REAPER, "_tell", told.append)
+    with subprocess.Popen(["true"], start_new_session=True) as ended:
+        pass
+    with pytest.raises(ProcessLookupError), stopped(ended.pid):
+        pytest.fail("it has ended")
+    assert told == [f"+{ended.pid}\n", f"-{ended.pid}\n"]
 
 
 def test_a_key_that_no_configuration_has_is_refused(tmp_path: Path) -> None:

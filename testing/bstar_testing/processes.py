@@ -34,8 +34,8 @@ def stopped(leader: int) -> Iterator[None]:
     node's front. If the harness is killed meanwhile, so is the group: it cannot see that its node has ended.
     """
     REAPER.began(leader)
-    os.kill(leader, signal.SIGSTOP)
     try:
+        os.kill(leader, signal.SIGSTOP)
         yield
     finally:
         with suppress(ProcessLookupError):  # the node may have killed it
