@@ -123,6 +123,23 @@ def test_what_stands_still_is_ended_with_the_harness() -> None:
     wait_until(has_ended, "the group was killed")
 
 
+def test_a_pair_ends_every_process_although_something_else_does_not_end(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise OSError("no end")
+
+    made = Pair(tmp_path)
+    first, second = (made.start_process(f"process{each}", ["cat"]) for each in range(2))
+    client = made.client()
+    with pytest.MonkeyPatch.context() as patch:
+        for each in (client, first):
+            patch.setattr(each, "close", refuse)
+        with pytest.raises(OSError, match="no end"):
+            made.close()
+    assert not second.is_running
+    made.close()
+    assert not first.is_running
+
+
 def test_a_group_that_cannot_be_stopped_is_not_left_to_the_reaper(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(REAPER, "_tell", told.append)

@@ -14,7 +14,7 @@ import inspect
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -341,12 +341,13 @@ class Pair:
             process.wait_exit(limit_s)
 
     def close(self) -> None:
-        """Close the clients and kill every process. Idempotent."""
-        for client in self._clients:
-            client.close()
-        for process in self.processes:
-            process.close()
-        self.host.close()
+        """Close the clients and kill every process, also if one of them does not end. Idempotent."""
+        with ExitStack() as ends:
+            ends.callback(self.host.close)
+            for process in reversed(self.processes):
+                ends.callback(process.close)
+            for client in self._clients:
+                ends.callback(client.close)
 
     def trouble(self) -> str:
         """How every process is, and the end of its log: for the text of a failure."""
