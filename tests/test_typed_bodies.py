@@ -617,6 +617,8 @@ def test_plain_mdp_has_json_without_a_header() -> None:
         (["text"], None, None, TypeError),
         (Stranger(), None, None, TypeError),
         (Stranger(), "json", None, TypeError),
+        (Asked(b"x", urgent=True), None, None, TypeError),
+        (Task(b"x"), "json", None, TypeError),
         ({"a": Stranger()}, None, None, TypeError),
         (Ask(7), "yaml", None, LocalProtocolError),
         (Ask(7), None, {"content-type": "text/plain"}, LocalProtocolError),

@@ -22,6 +22,9 @@ from bstar_client.core.calls import CallFailed, Reply
 Codec: TypeAlias = Literal["json", "msgpack"]
 T = TypeVar("T")
 
+# A value of a class of this package (Ask, Task, Reply) is no body: it would be sent as JSON.
+_OURS = "bstar_client."
+
 CONTENT_TYPE = "content-type"
 _HEADERS: dict[str, Mapping[str, str]] = {
     "json": {CONTENT_TYPE: "application/json"},
@@ -149,6 +152,12 @@ def to_typed(
     elif codec is None and not is_value(body):
         return to_frames(body), headers
     else:
+        kind = type(body)
+        if kind.__module__.startswith(_OURS):
+            raise TypeError(
+                f"a body is not {kind.__name__} of bstar_client: map takes an Ask and submit_many a Task; "
+                "elsewhere give the body itself, and what else it holds as arguments"
+            )
         frames = to_frames(encode(body, codec or "json"))
     codec = codec or "json"
     if not is_native and codec == "json":
