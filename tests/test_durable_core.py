@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from bstar.star import Leave
 from bstar.wire import durable, native
 from bstar.wire.durable import Cause, Fetch, Missed, Repeat, Schedule, Service, Standing, State, Submit
 from bstar.wire.messages import OWN_BACKOFF, ErrorCode
@@ -392,6 +393,32 @@ def test_answers_are_kept_for_their_time() -> None:
     assert solo.status(ID).state == State.ANSWERED
     solo.wait(70.0)
     assert solo.status(ID).state == State.UNKNOWN
+
+
+def test_the_role_moves_when_the_answers_are_on_the_disks() -> None:
+    """Otherwise the peer has the request executed again."""
+    solo = SoloStore()
+    job = begun(solo)
+    solo.carry_out(solo.node.switch_over(solo.now))
+    solo.is_held = True
+    answer(solo, job)
+    assert solo.node.is_active
+    solo.release()
+    assert solo.table.totals.answered == 1
+    assert not solo.node.is_active
+
+
+@pytest.mark.parametrize("is_stop", [False, True])
+def test_the_role_waits_for_a_disk_that_hangs_until_the_drain_is_over(is_stop: bool) -> None:
+    solo = SoloStore()
+    job = begun(solo)
+    solo.carry_out(solo.node.step(Leave(), solo.now) if is_stop else solo.node.switch_over(solo.now))
+    solo.is_held = True
+    answer(solo, job)
+    solo.wait(4.0)
+    assert solo.node.is_active
+    solo.wait(2.0)
+    assert not solo.node.is_active
 
 
 def test_a_clock_that_is_set_ahead_and_back_makes_no_answer_old() -> None:

@@ -126,7 +126,7 @@ class Node:
             ledger.address = address
         self._message_bytes_max = settings.message_bytes_max
         self._message_frames_max = settings.message_frames_max
-        self.parting = Parting(machine, self.broker, drain_timeout_s)
+        self.parting = Parting(machine, self.broker, drain_timeout_s, self._is_storing)
         self._far_epoch_reported_at = -_EPOCH_REPORT_S
         # Until when plain requests may wait here while no node serves, and whether one does.
         self._waits_until = now
@@ -535,6 +535,9 @@ class Node:
         outputs += self._expand(given_up, now)
         refusals = [output.why for output in given_up if type(output) is HandoverRefused]
         return outputs + (parting.call_off(refusals[0], now) if refusals else parting.follow(now))
+
+    def _is_storing(self) -> bool:
+        return self.store is not None and self.store.is_storing
 
     def has_left(self, now: float) -> bool:
         """After ``Leave``: True if the process may end."""

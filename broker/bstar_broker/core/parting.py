@@ -8,6 +8,7 @@ A stop goes on when its time is over, whatever workers hold. A switchover does n
 node serves on as before.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -49,10 +50,13 @@ class Parting:
 
     The node calls ``next_input`` after whatever may end a drain, hands its result to the machine, and calls
     ``follow`` when the machine has moved. ``switchover`` is the last one, None before the first.
-    ``drain_why``: an operator drains this node, or has drained it; "" otherwise.
+    ``drain_why``: an operator drains this node, or has drained it; "" otherwise. ``is_storing``: the disks do
+    not have all ends of durable requests yet, which the peer would have executed again.
     """
 
-    def __init__(self, machine: StarMachine, broker: Broker, drain_timeout_s: float) -> None:
+    def __init__(
+        self, machine: StarMachine, broker: Broker, drain_timeout_s: float, is_storing: Callable[[], bool]
+    ) -> None:
         self.is_draining = False
         self.switchover: Switchover | None = None
         self.farewell_until: float | None = None
@@ -60,6 +64,7 @@ class Parting:
         self._machine = machine
         self._broker = broker
         self._drain_timeout_s = drain_timeout_s
+        self._is_storing = is_storing
         self._leave_at: float | None = None
 
     def leave(self, now: float) -> None:
@@ -110,7 +115,7 @@ class Parting:
         """What the machine is to do now that workers hold nothing, or the time is over."""
         is_awaited = self._broker.is_awaited
         if self._leave_at is not None:
-            if self._machine.is_leaving or (now < self._leave_at and is_awaited):
+            if self._machine.is_leaving or (now < self._leave_at and (is_awaited or self._is_storing())):
                 return None
             if self._machine.is_active:
                 self.farewell_until = now + FAREWELL_S
@@ -118,7 +123,10 @@ class Parting:
         # The machine ignores it until the peer has taken the role.
         if self.drain_why and not self._machine.is_active:
             return Drain(self.drain_why)
-        return Handover() if self._is_open("drains") and not is_awaited else None
+        move = self.switchover
+        if move is None or move.phase != "drains" or is_awaited:
+            return None
+        return None if now < move.drain_until and self._is_storing() else Handover()
 
     def follow(self, now: float) -> list[Output]:
         """Note how far the switchover is, and end it if it has ended."""

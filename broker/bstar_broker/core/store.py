@@ -19,6 +19,10 @@ class Store(Protocol):
     def trouble(self) -> str:
         """Why it does not lead although the node serves; "" otherwise."""
 
+    @property
+    def is_storing(self) -> bool:
+        """True while the ends of attempts are on their way to the disks."""
+
     def receive(self, message: Request | Requests, principal: Principal | None, now: float) -> list[Output]:
         """Handle a durable operation of a client, which this node may serve. No principal: no keys."""
 

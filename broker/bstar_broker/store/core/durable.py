@@ -199,6 +199,11 @@ class DurableStore:
         """Why it does not lead although the node serves; "" otherwise."""
         return self.replica.trouble
 
+    @property
+    def is_storing(self) -> bool:
+        """True while the ends of attempts are on their way to the disks."""
+        return self._runner.is_storing
+
     def _why_no_submit(self, submit: Submit) -> str:
         if self._settings.when_alone == "refuse" and self.replica.copies < 2:
             return "the peer's disk cannot be reached, so the request would be on one disk only (when_alone)"

@@ -80,6 +80,8 @@ class Runner:
         self._ledger = broker.ledger
         self.commands: list[Command] = []
         self.running: dict[bytes, Record] = {}
+        # Those of them whose end became a command.
+        self._storing: set[bytes] = set()
         # Services that have, or had, pending requests.
         self.services: set[bytes] = set()
         self._size_bytes = 0
@@ -109,6 +111,7 @@ class Runner:
         for request in self.running:
             self._broker.leave(identity_of(request), now)
         self.running.clear()
+        self._storing.clear()
         self.commands.clear()
         self._lanes.clear()
         self._stirred.clear()
@@ -139,6 +142,7 @@ class Runner:
         record = self.running.pop(request, None)
         if record is None:
             return []
+        self._storing.discard(request)
         self._size_bytes -= _size(record)
         lane = self._lanes[record.service]
         lane.running -= 1
@@ -283,12 +287,14 @@ class Runner:
                 continue
             if ending.body is not None:
                 self.attempts["answered"] += 1
+                self._storing.add(request)
                 self.commands.append(Answered(request, list(map(bytes, ending.body))))
             elif ending.code:
                 end = "retried" if ending.code == ErrorCode.RETRY else "failed"
                 self.attempts["declined" if ending.is_declined else end] += 1
                 cause = _CAUSES.get(ending.code, Cause.FAILED)
                 is_final = ending.is_declined or cause is not Cause.FAILED
+                self._storing.add(request)
                 self.commands.append(Failed(request, cause, ending.text, ending.retry_ms, is_final))
             else:
                 # It was not executed, or the next leader has it executed.
@@ -301,6 +307,11 @@ class Runner:
                 lane.pause_until = now + _PAUSE_S
                 self._leave_group(record)
         return True
+
+    @property
+    def is_storing(self) -> bool:
+        """True while ends of requests wait to be read, or the commands that they became to be applied."""
+        return bool(self._storing or self._ledger.mailbox.endings)
 
     def progress(self) -> list[RequestProgress]:
         """What the handlers of the first requests have reported, of those that report."""
