@@ -199,6 +199,31 @@ def test_a_rotation_lists_both_keys_and_then_the_new_one(
     assert keys(tmp_path, "rotate", "nobody") == exits.USAGE
 
 
+@pytest.mark.parametrize("survivors", [2, 1])
+def test_a_retire_that_was_killed_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survivors: int
+) -> None:
+    """The list has the new key alone, whose files have their old names no more, or not yet."""
+    keys(tmp_path, "new", "shop", "--calls", "price")
+    keys(tmp_path, "rotate", "shop")
+    new = read_key(tmp_path / "shop.next.key")
+    rename = Path.replace
+
+    def die(self: Path, target: Path) -> Path:
+        if ".next." in self.name and len(list(tmp_path.glob("*.next.*"))) == survivors:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", die)
+        keys(tmp_path, "retire", "shop")
+    assert len(list(tmp_path.glob("*.next.*"))) == survivors
+    assert keys(tmp_path, "retire", "shop") == exits.OK
+    assert read_key(tmp_path / "shop.key") == new
+    assert read_public_key(tmp_path / "shop.pub") == ("shop", new.public)
+    assert not list(tmp_path.glob("*.next.*"))
+
+
 def test_retire_changes_nothing_without_the_new_files(tmp_path: Path) -> None:
     keys(tmp_path, "new", "shop", "--calls", "price")
     keys(tmp_path, "rotate", "shop")

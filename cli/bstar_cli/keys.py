@@ -241,13 +241,20 @@ def retire(
     """
     listed = out / LIST_NAME
     old = _keys_of(listed, name)
-    refuse(len(old) < 2, f"{name} has one key in {listed}: bstar keys rotate {name} makes the second")
     files = [(out / f"{name}.next{suffix}", out / f"{name}{suffix}") for suffix in (".key", ".pub")]
-    missing = [str(new) for new, _ in files if not new.exists()]
+    # One that was killed after the list was written goes on. The .pub is renamed last.
+    is_begun = len(old) == 1 and files[1][0].exists() and old == [read_public_key(files[1][0])[1].decode()]
+    refuse(
+        len(old) < 2 and not is_begun,
+        f"{name} has one key in {listed}: bstar keys rotate {name} makes the second",
+    )
+    missing = [str(new) for new, _ in files if not (is_begun or new.exists())]
     refuse(missing, f"{' and '.join(missing)}: missing, so nothing was changed; bstar keys rotate made them")
-    _replace_keys(listed, name, old[1:])
+    if not is_begun:
+        _replace_keys(listed, name, old[1:])
     for new, former in files:
-        new.replace(former)
+        if new.exists():
+            new.replace(former)
     typer.echo(
         f"{listed} lists the new key of {name} alone. Take it to both nodes. The files have their old names: "
         f"who names {files[0][0].name} or {files[1][0].name} there must name {files[0][1].name} or "
