@@ -29,7 +29,6 @@ _HOW = (
 # Settings for every job. Times are UTC: a day is the same everywhere.
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.sources.partitionOverwriteMode": "dynamic",
     "spark.sql.adaptive.enabled": "true",
     # A task that writes has one file open for each partition that its rows go to, up to so many; beyond that
     # Spark sorts all rows by partition first.
@@ -42,8 +41,7 @@ _SETTINGS = {
     # A table is a list of files. Beyond 32 of them Spark starts a job to look at them, with a task for each.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "64",
-    # The JVM leaves longer methods uncompiled, and parsing lines makes one of 21,000 bytes. In the smaller
-    # ones that Spark writes then it takes half the time.
+    # The JVM leaves longer methods uncompiled; Spark writes smaller ones then.
     "spark.sql.codegen.hugeMethodLimit": "8000",
     # Of groups that need objects Spark keeps 128 in memory and then sorts all rows, before it merges groups
     # and once more after that. Otherwise it sorts once.
