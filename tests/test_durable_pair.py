@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bstar.errors import DeadLetterError, RejectedError, StoreEndedError, UnknownRequestError
+from bstar_broker.core.snapshot import NodeState
 from bstar_client import HAClient, Request, Retry, RetryPolicy, Task, Worker
 from bstar_testing import Pair
 from support.brokers import BrokerPair
@@ -20,8 +21,8 @@ from support.stored_pair import stored_pair
 
 pytestmark = pytest.mark.loopback
 
-COUNT = 2_000
-ORDERED = 200
+COUNT = 1_000
+ORDERED = 100
 # So many entries that the log is cut.
 SMALL, LARGE = 2_600, 24
 LIMIT_S = 120.0
@@ -46,10 +47,22 @@ sys.exit(main())
 """
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[BrokerPair]:
-    with stored_pair(tmp_path) as pair:
+@pytest.fixture(scope="module")
+def shared_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerPair]:
+    with stored_pair(tmp_path_factory.mktemp("pair")) as pair:
         yield pair
+
+
+@pytest.fixture
+def pair(shared_pair: BrokerPair) -> BrokerPair:
+    """Whole again, whatever a test before did to it. Each test has services of its own."""
+    shared_pair.settled()
+    shared_pair.active().wait_for("two copies", has_two_copies)
+    return shared_pair
+
+
+def has_two_copies(state: NodeState) -> bool:
+    return state.store is not None and state.store.copies == 2
 
 
 def test_a_node_whose_disk_thread_has_ended_gives_its_role_away_and_ends(tmp_path: Path) -> None:
@@ -68,7 +81,7 @@ def test_a_node_that_got_the_whole_table_runs_what_is_in_it(tmp_path: Path) -> N
     with stored_pair(tmp_path, when_alone="accept", log_bytes=1 << 20) as pair:
         active = pair.active()
         passive = pair.peer_of(active)
-        active.wait_for("two copies", lambda state: state.store is not None and state.store.copies == 2)
+        active.wait_for("two copies", has_two_copies)
         passive.kill()
         with HAClient(pair.endpoints, timeout=LIMIT_S) as client:
             first = client.submit("price", b"apple")
@@ -79,7 +92,7 @@ def test_a_node_that_got_the_whole_table_runs_what_is_in_it(tmp_path: Path) -> N
             role = "primary" if passive is pair.primary else "backup"
             shutil.rmtree(tmp_path / f"{role}-store")
             passive.start()
-            active.wait_for("two copies", lambda state: state.store is not None and state.store.copies == 2)
+            active.wait_for("two copies", has_two_copies)
             held = passive.wait_for(
                 "the table",
                 lambda state: state.store is not None and state.store.pending == 1 + SMALL + LARGE,
@@ -94,15 +107,15 @@ def test_a_node_that_got_the_whole_table_runs_what_is_in_it(tmp_path: Path) -> N
 
 def test_requests_survive_the_death_of_both_nodes(pair: BrokerPair) -> None:
     with HAClient(pair.endpoints, timeout=LIMIT_S) as client:
-        ids = list(client.submit_many("price", [b"%d" % number for number in range(COUNT)]))
+        ids = list(client.submit_many("kept", [b"%d" % number for number in range(COUNT)]))
         for node in pair.nodes:
             node.kill()
         assert len(set(ids)) == COUNT
         pair.start()
-        with Worker(pair.endpoints, "price", lambda request: b"cost " + request.body, credit=100):
+        with Worker(pair.endpoints, "kept", lambda request: b"cost " + request.body, credit=100):
             answers = [client.result(each).body for each in ids]
         assert answers == [b"cost %d" % number for number in range(COUNT)]
-        assert [each.id for each in client.requests(state="answered")] == ids
+        assert [each.id for each in client.requests("kept", state="answered")] == ids
         assert client.close_result(ids[0]).state == "answered"
         with pytest.raises(UnknownRequestError):
             client.result(ids[0])
@@ -132,11 +145,11 @@ def test_submits_go_on_when_the_active_node_is_killed(pair: BrokerPair) -> None:
 
     with (
         HAClient(pair.endpoints, timeout=LIMIT_S) as client,
-        Worker(pair.endpoints, "price", price, credit=50),
+        Worker(pair.endpoints, "many", price, credit=50),
     ):
         killer = threading.Thread(target=kill)
         killer.start()
-        ids = list(client.submit_many("price", bodies(), window=100))
+        ids = list(client.submit_many("many", bodies(), window=100))
         killer.join(LIMIT_S)
         assert [client.result(each).body for each in ids] == [b"%d" % number for number in range(COUNT)]
     assert len(seen) == COUNT
@@ -152,12 +165,12 @@ def test_headers_survive_the_death_of_both_nodes_and_a_failed_attempt(pair: Brok
         return b""
 
     with HAClient(pair.endpoints, timeout=LIMIT_S) as client:
-        ids = [client.submit("price", b"apple", headers={"tenant": "blue"}), client.submit("price", b"pear")]
-        ids += client.submit_many("price", [Task(b"fig", headers={"tenant": "red"}), b"nut"])
+        ids = [client.submit("named", b"apple", headers={"tenant": "blue"}), client.submit("named", b"pear")]
+        ids += client.submit_many("named", [Task(b"fig", headers={"tenant": "red"}), b"nut"])
         for node in pair.nodes:
             node.kill()
         pair.start()
-        with Worker(pair.endpoints, "price", price, credit=4):
+        with Worker(pair.endpoints, "named", price, credit=4):
             for each in ids:
                 client.result(each)
     blue, red = {"tenant": "blue"}, {"tenant": "red"}
@@ -176,12 +189,12 @@ def test_a_handler_decides_what_becomes_of_its_request(pair: BrokerPair) -> None
         return b"done"
 
     policy = RetryPolicy(max=4, backoff=0.01)
-    with HAClient(pair.endpoints, timeout=LIMIT_S) as client, Worker(pair.endpoints, "price", price):
-        slow, bad = (client.submit("price", body, retries=policy) for body in (b"slow", b"bad"))
+    with HAClient(pair.endpoints, timeout=LIMIT_S) as client, Worker(pair.endpoints, "decided", price):
+        slow, bad = (client.submit("decided", body, retries=policy) for body in (b"slow", b"bad"))
         assert client.result(slow).attempts == 3
         with pytest.raises(DeadLetterError, match="after 4 attempts: failed: ValueError: no such thing"):
             client.result(bad)
-        assert [each.id for each in client.dead_letters()] == [bad]
+        assert [each.id for each in client.dead_letters("decided")] == [bad]
         assert client.retry(bad).state == "pending"
         with pytest.raises(DeadLetterError):
             client.result(bad)
@@ -193,7 +206,7 @@ def test_requests_of_a_service_begin_in_the_order_of_their_submission(
     pair: BrokerPair, has_failover: bool
 ) -> None:
     """After a failover some of the last that had begun begin again; each begins first in its turn."""
-    services = ["one", "two", "three"]
+    services = [f"{name} {has_failover}" for name in ("one", "two", "three")]
     bodies = [b"%d" % number for number in range(ORDERED)]
     begun: dict[str, list[bytes]] = {service: [] for service in services}
     is_half = threading.Event()
