@@ -27,21 +27,15 @@ from bstar_broker.store.core.events import (
     Applied,
     ArbiterSaid,
     Damaged,
-    Due,
-    DueFound,
     Exported,
-    Find,
-    Found,
     LogRead,
     Opened,
-    Search,
     Write,
     Written,
 )
-from bstar_broker.store.core.records import Wanted
 from bstar_broker.store.core.replica import Replica
-from bstar_broker.store.core.rules import apply
 from bstar_broker.store.core.settings import StoreSettings
+from bstar_testing.memory.disk import LogAndTable
 from support.memory_table import MemoryTable
 
 DAY_MS = 1_800_000_000_000
@@ -121,39 +115,20 @@ class PlayedReplica:
         return None
 
 
-class PlayedDisk:
+class PlayedDisk(LogAndTable[MemoryTable]):
     """What a disk answers that has ``log``, and the table that its entries make. It may share the log."""
 
     def __init__(self, log: list[Entry]) -> None:
-        self.log = log
-        self.table = MemoryTable()
-        self.applied = 0
+        super().__init__(log, MemoryTable())
 
     def perform(self, order: StoreOutput) -> list[StoreInput]:
         """Carry this order out."""
-        table = self.table
-        match order:
-            case Write():
-                heard: list[StoreInput] = []
-                while self.applied < min(order.apply_to, len(self.log)):
-                    entry = self.log[self.applied]
-                    self.applied += 1
-                    changes = apply(entry, commands.decode(entry.commands), table)
-                    heard.append(Applied(self.applied, changes, table.totals))
-                if order.entries:
-                    heard.append(Written(order.entries[-1].position, order.order))
-                return heard
-            case Find():
-                record = table.get(order.id)
-                return [Found(order.token, [] if record is None else [record])]
-            case Due():
-                found = table.due(order.service, order.now_ms, order.limit, order.size_bytes, order.skip)
-                return [DueFound(order.service, *found)]
-            case Search():
-                wanted = Wanted(order.service, order.state, order.submitted_before_ms, order.owner)
-                records, has_more = table.page(order.after, wanted, order.limit, order.size_bytes)
-                return [Found(order.token, records, has_more)]
-        raise AssertionError(f"no order of this disk: {order}")
+        if not isinstance(order, Write):
+            return [self.look_up(order)]
+        heard = self.apply_to(order.apply_to)
+        if order.entries:
+            heard.append(Written(order.entries[-1].position, order.order))
+        return heard
 
 
 class SoloStore(PlayedDisk):
