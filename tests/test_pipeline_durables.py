@@ -115,7 +115,13 @@ def begun() -> list[Run]:
     nodes.step(10 * S, "c3", "submitted")
     nodes.step(11 * S, "c3", "closed")
     nodes.attempt(11 * S + S // 2, "c3", "late")
-    nodes.primary.store(30 * S, nodes.entry, cancelled=1)
+    # It was retried after its cancel.
+    nodes.step(10 * S, "d4", "submitted")
+    nodes.step(11 * S, "d4", "cancelled")
+    nodes.step(12 * S, "d4", "retried")
+    nodes.attempt(14 * S, "d4")
+    nodes.step(14 * S, "d4", "answered", reply_crc=7)
+    nodes.primary.store(30 * S, nodes.entry, answered=1, cancelled=1)
     return nodes.stop()
 
 

@@ -122,9 +122,9 @@ _TABLES = (
         "One row for each durable request, by its id (client) and its place in the order of submission. "
         "state is pending, answered, dead, cancelled, closed or forgotten, after the last step that a node "
         "recorded. given_at_us is when a node last gave it to a worker. stopped_at_us is when it was first "
-        "cancelled or closed, ended_at_us when it was first answered, dead or cancelled. last_entry is the "
-        "log entry of its last step. ends counts the entries that ended it. answers are the CRC-32 of the "
-        "answers that nodes stored or gave to clients.",
+        "cancelled or closed after its last retry, ended_at_us when it was first answered, dead or "
+        "cancelled. last_entry is the log entry of its last step. ends counts the entries that ended "
+        "it. answers are the CRC-32 of the answers that nodes stored or gave to clients.",
         "client STRING, submission BIGINT, service STRING, state STRING, cause STRING, "
         "submitted_at_us BIGINT, given_at_us BIGINT, ended_at_us BIGINT, stopped_at_us BIGINT, "
         "last_at_us BIGINT, last_entry BIGINT, node STRING, attempts INT, retries INT, ends INT, "

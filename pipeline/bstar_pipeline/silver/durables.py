@@ -25,6 +25,9 @@ _STATES = {
 }
 _ENDS = "step IN ('answered', 'dead', 'cancelled')"
 _KEY = ("pair", "client", "submission")
+_STOPS = "step IN ('cancelled', 'closed')"
+# What was cancelled may be retried.
+_STOPPED = "array_min(transform(filter(stops, stop -> stop.entry > retried), stop -> stop.at_us))"
 
 
 def durables(records: DataFrame, runs: DataFrame) -> DataFrame:
@@ -45,7 +48,8 @@ def durables(records: DataFrame, runs: DataFrame) -> DataFrame:
         F.max(F.when(F.col("step") != "fetched", _last())).alias("last"),
         F.expr("min(if(step = 'submitted', at_us, NULL))").alias("submitted_at_us"),
         F.expr(f"min(if({_ENDS}, at_us, NULL))").alias("ended_at_us"),
-        F.expr("min(if(step IN ('cancelled', 'closed'), at_us, NULL))").alias("stopped_at_us"),
+        F.expr(f"collect_list(if({_STOPS}, struct(entry, at_us), NULL))").alias("stops"),
+        F.expr("coalesce(max(if(step = 'retried', entry, NULL)), 0)").alias("retried"),
         F.max("at_us").alias("last_at_us"),
         F.max("attempts").alias("attempts"),
         F.expr("size(collect_set(if(step = 'retried', entry, NULL)))").alias("retries"),
@@ -70,6 +74,7 @@ def durables(records: DataFrame, runs: DataFrame) -> DataFrame:
         .withColumns(
             {
                 "given_at_us": F.expr(f"array_max({its_own})"),
+                "stopped_at_us": F.expr(_STOPPED),
                 "state": F.col("last.state"),
                 "last_entry": F.col("last.entry"),
                 "cause": F.col("last.cause"),
