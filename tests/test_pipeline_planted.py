@@ -159,6 +159,12 @@ def _marked_second(cast: Cast) -> list[Run]:
     return cast.end()
 
 
+def _refused_by_a_worker(cast: Cast) -> list[Run]:
+    cast.primary.request(20 * S, "c1", 20, "failed")
+    cast.client.call(20 * S + 100, "c1", 20, "rejected")
+    return cast.end()
+
+
 def _no_nodes(cast: Cast) -> list[Run]:
     return cast.end()[2:]
 
@@ -246,6 +252,7 @@ PLANTED = {
         (("executed-twice", "violated", "1 runs after the first were not marked as repetitions"),),
     ),
     "marked-second": Planted("a run of a request, then a marked one", _marked_second, ()),
+    "refused": Planted("a worker refused a request that it could not read", _refused_by_a_worker, ()),
     "no-nodes": Planted(
         "no node keeps a journal",
         _no_nodes,

@@ -104,7 +104,8 @@ _TABLES = (
         "stay at a node, or a run of a worker. ended_at_us is when its client had the outcome, else when the "
         "node or the worker made "
         "its record. queued_us, busy_us and total_us come from the record that answered. deliveries is the "
-        "sum over all nodes. answers counts node records with the outcome answered, declined or failed. "
+        "sum over all nodes. answers counts node records with the outcome answered, declined or failed, "
+        "without the failed ones of a call that was rejected: a worker refused it. "
         "executions counts the runs by workers; unmarked counts the runs after the first that were not "
         "marked as redelivered. calls counts the outcomes that clients recorded. reply_crc is what the "
         "client got; execution_crcs are what workers answered.",

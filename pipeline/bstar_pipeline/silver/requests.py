@@ -65,6 +65,7 @@ def _packed(*names: str, **first: str) -> str:
 
 # An outcome that is not known yet comes first.
 _RANK = f"coalesce(list_position({list(_OUTCOMES)}, outcome), 0)"
+# A worker may refuse what it cannot read: its node has "failed" for that, and the client "rejected".
 # A late reply is of a delivery that another record has counted. The first run needs no mark, and a run after
 # the end of a marked one is not the first; runs with one offset are of one machine.
 _SQL = f"""
@@ -85,6 +86,7 @@ grouped AS (
         min(began_us) FILTER (topic = 'executions') AS run_began_us,
         count(*) FILTER (topic = 'requests') AS node_records,
         count(*) FILTER (topic = 'requests' AND outcome IN {FINISHED}) AS answers,
+        count(*) FILTER (topic = 'requests' AND outcome = 'failed') AS failures,
         count(*) FILTER (topic = 'requests' AND outcome = 'returned') AS returned,
         sum(deliveries) FILTER (topic = 'requests' AND outcome <> 'late') AS deliveries,
         count(*) FILTER (topic = 'executions') AS executions,
@@ -108,7 +110,8 @@ SELECT client, number,
     CASE WHEN calls > 0 THEN 'call' WHEN node_records > 0 THEN 'node' ELSE 'run' END AS asked_by,
     coalesce(c.end_us, n.end_us, x.end_us) AS ended_at_us,
     coalesce(n.epoch, c.epoch, x.epoch) AS epoch, n.total_us, n.queued_us, n.busy_us,
-    deliveries, is_repeated, node_records, answers, returned, executions,
+    deliveries, is_repeated, node_records,
+    answers - if(c.outcome IS NOT DISTINCT FROM 'rejected', failures, 0) AS answers, returned, executions,
     greatest(unmarked - 1, if(last_unmarked.began_us - first_marked.end_us
         > if(last_unmarked.offset_us = first_marked.offset_us, $same_us, $clock_us), 1, 0)) AS unmarked,
     calls, c.outcome AS call_outcome, c.total_us AS call_total_us, c.attempts, c.busy, c.is_idempotent,
