@@ -13,6 +13,7 @@ import zmq
 from bstar.net.reactor import Reactor
 from bstar.settings.sample import sample_settings
 from bstar_broker.operate import control
+from bstar_cli import orders
 from bstar_cli.orders import NoAnswerError, node_at
 
 pytestmark = pytest.mark.loopback
@@ -92,3 +93,20 @@ def test_a_socket_that_a_killed_node_left_is_nobody_and_nothing_has_changed(
     with node_at(settings) as ask, pytest.raises(NoAnswerError, match="no node answers") as caught:
         ask("pause", {})
     assert not caught.value.was_sent
+
+
+def test_a_node_that_listens_and_is_silent_is_not_said_to_be_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(orders, "_ANSWER_S", 0.2)
+    settings = sample_settings("primary")
+    path = control.control_path(settings)
+    path.parent.mkdir()
+    with socket_module.socket(socket_module.AF_UNIX) as frozen:
+        frozen.bind(str(path))
+        frozen.listen()
+        said = "the primary has not answered for 0.2 s at .*: it is frozen, hangs or is busy"
+        with node_at(settings) as ask, pytest.raises(NoAnswerError, match=said) as caught:
+            ask("pause", {})
+    assert caught.value.was_sent

@@ -82,6 +82,9 @@ def node_at(settings: Settings) -> Iterator[Ask]:
         f"no node answers at {path}: is the {settings.role} running on this machine, with this "
         "configuration and as this user? (Of a systemd unit: as root.)"
     )
+    silent = (
+        f"the {settings.role} has not answered for {_ANSWER_S:g} s at {path}: it is frozen, hangs or is busy"
+    )
     with zmq.Context() as context, context.socket(zmq.DEALER) as node:
         node.linger = 0
         node.connect(f"ipc://{path}")
@@ -91,7 +94,7 @@ def node_at(settings: Settings) -> Iterator[Ask]:
                 raise NoAnswerError(no_answer, was_sent=False)
             node.send_multipart([word.encode(), msgspec.json.encode(arguments)])
             if not node.poll(int(_ANSWER_S * 1000)):
-                raise NoAnswerError(no_answer, was_sent=True)
+                raise NoAnswerError(silent if control.is_listening(path) else no_answer, was_sent=True)
             return node.recv()
 
         yield ask
