@@ -456,6 +456,10 @@ func (s *session) answer(c *call, node int, h *header, body [][]byte, now time.T
 			s.pause(c, fromMs(h.value), body, now)
 		}
 	case cmdError:
+		if isCurrent && c.isKeyed && h.value == codeExpired && c.isEarly(now) {
+			s.retry(c, busyMin, now) // the time of another caller with this key is over
+			return
+		}
 		isHandlers := h.value == codeHandlerFailed || h.value == codeHandlerTimeout || h.value == codeRetry
 		if isCurrent || isHandlers {
 			err := s.errorOf(c, node, h.value, body)
@@ -487,6 +491,10 @@ func (s *session) pause(c *call, hint time.Duration, body [][]byte, now time.Tim
 	c.busyHint = hint
 	pause := max(hint, min(busyMin<<min(c.busyCount, 10), busyMax))
 	c.busyCount++
+	s.retry(c, pause, now)
+}
+
+func (s *session) retry(c *call, pause time.Duration, now time.Time) {
 	c.state, c.wakeAt = callPausing, now.Add(pause)
 	s.setTimer(c, earlier(c.deadline, c.wakeAt))
 }
@@ -736,7 +744,14 @@ func (c *call) ttlMs(now time.Time) uint32 {
 		return 0
 	}
 	left := c.deadline.Sub(now)
-	return max(1, toMs(left-min(left/20, 250*time.Millisecond)))
+	return max(1, toMs(left-ttlMargin(left)))
+}
+
+func ttlMargin(left time.Duration) time.Duration { return min(left/20, 250*time.Millisecond) }
+
+// isEarly: the call's own time cannot have ended at a node yet.
+func (c *call) isEarly(now time.Time) bool {
+	return c.deadline.IsZero() || c.deadline.Sub(now) > 2*ttlMargin(c.deadline.Sub(c.began))
 }
 
 // --- time ----------------------------------------------------------------------------------------------------------

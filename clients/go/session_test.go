@@ -390,6 +390,23 @@ func TestCallsOfOneKeyAreOneRequest(t *testing.T) {
 	}
 }
 
+func TestAKeyedRequestThatExpiresForAnotherCallerIsSentAgain(t *testing.T) {
+	s := following(t)
+	c := s.ask("x", Key("k"))
+	s.expect("0 REQUEST x")
+	expired := header{command: cmdError, identity: c.identity, value: codeExpired}
+	s.tell(0, expired, []byte("of a caller before"))
+	s.pass(100 * time.Millisecond)
+	s.expect("0 REQUEST x")
+	for range 29 {
+		s.pass(time.Second)
+		s.pong(0, stateActive, 3, 0)
+	}
+	s.pass(600 * time.Millisecond)
+	s.tell(0, expired, []byte("its own time"))
+	s.expectEnd(c, ErrTimeout, false)
+}
+
 func TestCallsOfOneKeyHaveTheSameParts(t *testing.T) {
 	s := following(t)
 	first, second := s.ask("x", Key("k")), s.ask("x", Key("k"))
