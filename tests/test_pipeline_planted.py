@@ -165,6 +165,12 @@ def _refused_by_a_worker(cast: Cast) -> list[Run]:
     return cast.end()
 
 
+def _sent_late(cast: Cast) -> list[Run]:
+    cast.primary.request(20 * S, "c1", 20, total_us=S)
+    cast.client.call(20 * S + 100_000, "c1", 20, "timeout", total_us=4 * S)
+    return cast.end()
+
+
 def _no_nodes(cast: Cast) -> list[Run]:
     return cast.end()[2:]
 
@@ -253,6 +259,9 @@ PLANTED = {
     ),
     "marked-second": Planted("a run of a request, then a marked one", _marked_second, ()),
     "refused": Planted("a worker refused a request that it could not read", _refused_by_a_worker, ()),
+    "sent-late": Planted(
+        "a node answered a request just before its client gave up, and had got it late", _sent_late, ()
+    ),
     "no-nodes": Planted(
         "no node keeps a journal",
         _no_nodes,

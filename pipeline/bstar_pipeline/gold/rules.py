@@ -58,6 +58,8 @@ FACTS = {
     "at_node": "if(has_node, printf('%s recorded it as %s', node, coalesce(outcome, '?')), "
     "'no node recorded it')",
     "by_worker": "printf('%d executions by workers are recorded', executions)",
+    # Of what was sent late the answer is late as well.
+    "gave_up_after_us": "ended_at_us - accepted_at_us - total_us",
     "after": "printf('%.1f ms', total_us / 1000)",
     "call_after": "printf('%.1f ms', call_total_us / 1000)",
     "reply": "hex(reply_crc)",
@@ -80,7 +82,7 @@ RULES = {
         Rule(
             "violated",
             "call_outcome = 'timeout' AND answers > 0 AND was_sent_once AND NOT is_keyed AND node_lived_on "
-            f"AND call_total_us - total_us > {LATE_US}",
+            f"AND call_total_us - total_us > {LATE_US} AND gave_up_after_us > {LATE_US}",
             "a node answered it after {after} and lived on; its client, which had sent it once, "
             "got a timeout after {call_after}",
         ),
