@@ -42,7 +42,7 @@ class BulkPair:
             for line in record.read_bytes().splitlines()
         )
 
-    def wait_for_executions(self, count: int, *, timeout_s: float = 60.0) -> None:
+    def wait_for_executions(self, count: int, *, timeout_s: float = 300.0) -> None:
         """Wait until the workers have begun so many requests, repetitions included."""
         size = count * 49  # 48 digits and the end of the line
         wait_until(
