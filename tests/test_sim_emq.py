@@ -15,6 +15,9 @@ from bstar_broker.core.outputs import FrontSend
 from bstar_broker.fronts.emq.lanes import Manager
 from bstar_broker.fronts.emq.managers import Managers
 from bstar_broker.fronts.emq.publications import Publications
+from bstar_broker.journal import durable_lines
+from bstar_broker.store.core.commands import Fired
+from bstar_broker.store.core.events import Change
 from bstar_broker.store.core.records import Record
 from bstar_broker.store.core.runner import Runner
 from bstar_client.core.calls import Reply
@@ -79,6 +82,20 @@ def test_a_build_that_goes_on_beside_a_cancelled_request_of_a_group_is_caught(
     monkeypatch.setattr(Runner, "_leave_group", leave)
 
     assert _first_rule_broken() == "q"
+
+
+def test_a_build_whose_journal_takes_a_schedule_for_a_request_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def of_schedules_too(change: Change) -> str | None:
+        if isinstance(change.command, Fired) and change.new is not None:
+            return durable_lines._STEPS[State(change.new.state)]
+        return step_of(change)
+
+    step_of = durable_lines._step_of
+    monkeypatch.setattr(durable_lines, "_step_of", of_schedules_too)
+
+    assert _first_rule_broken() == "KeyError"
 
 
 def _first_rule_broken() -> str:

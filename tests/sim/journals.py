@@ -21,7 +21,6 @@ from bstar.fleet import Fleet, Pair
 from bstar.journal import Journal, JournalOptions
 from bstar.star import Activated
 from bstar.wire.mmi import PREFIX
-from bstar_broker.core.observer import Observer
 from bstar_broker.journal import NodeJournal
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.outputs import Announce, Deliver, DeliverAll, Fail, Output
@@ -262,14 +261,13 @@ class KeepingNode(Keeper, SimNode):
     """A node with a journal, as ``bstar_broker.server`` keeps one."""
 
     record: Record
-    journal: NodeJournal | None = None
 
     @property
     def role_name(self) -> str:
         """Its name in journals."""
         return self.role.name.lower()
 
-    def open_journal(self, node_id: bytes) -> Observer:
+    def open_journal(self, node_id: bytes) -> NodeJournal:
         """Open it, as ``bstar_broker.journal.open_journal``."""
         timing = self._timing
         journal = self.keep(
@@ -289,8 +287,10 @@ class KeepingNode(Keeper, SimNode):
                 **self.host.seams(self),
             )
         )
-        self.journal = NodeJournal(journal, node_id=node_id, clock=self.clock)
-        return self.journal
+        return NodeJournal(journal, node_id=node_id, clock=self.clock)
+
+    def look(self) -> None:
+        """Its journal is on a disk."""
 
     def start(self) -> None:
         """A new run; its journal sees the node before anything happens to it."""
@@ -302,24 +302,10 @@ class KeepingNode(Keeper, SimNode):
     def _pulse(self, run: int) -> None:
         if run == self.runs and self.is_alive:
             if not self.is_frozen:
-                assert self.journal is not None
                 self.journal.tick(self.clock())
             self.world.after(_PULSE_S, partial(self._pulse, run))
 
-    def stalled(self, gap_s: float, now: float) -> None:
-        assert self.journal is not None
-        self.journal.stalled(gap_s, now)
-
-    def stop(self) -> None:
-        assert self.journal is not None
-        self.journal.stopping(self.clock())
-        super().stop()
-
     def _note(self, output: object) -> None:
-        assert self.journal is not None
-        if self.journal._node is None:
-            self.journal.attach(self.node, lambda: 0.0)
-        self.journal.observe(output)
         super()._note(output)
         if isinstance(output, Activated):
             self.record.activated(self, output.epoch)
@@ -330,7 +316,6 @@ class KeepingNode(Keeper, SimNode):
 
     def die(self, *, with_host: bool = False) -> None:
         if self.is_alive:
-            assert self.journal is not None
             if self.is_stopping:
                 self.journal.close("SIGTERM")
             self.lose_journal()
@@ -463,7 +448,6 @@ class Record(Checks):
 
     def began(self, kind: str, node: KeepingNode) -> Seen:
         """A fault befalls this run."""
-        assert node.journal is not None
         seen = Seen(kind, node.role_name, node.journal.journal.boot, self.now_us)
         self.incidents.append(seen)
         return seen

@@ -48,16 +48,17 @@ from bstar.wire.peer import PeerState
 from bstar_broker.core import BrokerSettings, Dispatch, Node, Output, Send, StoreOutput
 from bstar_broker.core.front import Front, Inlet
 from bstar_broker.core.fronted import FrontedNode
-from bstar_broker.core.observer import Observer
 from bstar_broker.core.outputs import FrontSend, StoreInput
 from bstar_broker.fronts.emq.desk import SUBSCRIBERS, Desk, EmqSettings
 from bstar_broker.fronts.emq.front import EmqFront
 from bstar_broker.fronts.ppp.machine import PirateFront, PirateSettings
+from bstar_broker.journal import NodeJournal
 from sim.arbiter import ArbiterLink
 from sim.emq import EXPIRY_S, HEARTBEAT_S
 from sim.keys import KeyList, View, read_after_s
 from sim.network import Connection, Frames, Link
 from sim.peer_link import PeerLink
+from sim.recorder import Recorder
 from sim.store import SimDisk
 from sim.world import Process, World
 
@@ -140,6 +141,10 @@ class SimNode(Process):
         self.publisher: PeerLink
         self.subscriber: PeerLink
         self.node: Node
+        self.journal: NodeJournal
+        self.recorder: Recorder
+        # Half of the runs record a sample of their requests.
+        self._sample = 0.5 if world.seed % 2 else 1.0
         # None without a durable store.
         self.store_disk: SimDisk | None = None
         # None without an arbiter.
@@ -195,12 +200,15 @@ class SimNode(Process):
             fronts.append(EmqFront(desk, self.rng.randbytes(16)))
         return fronts
 
-    def open_journal(self, node_id: bytes) -> Observer | None:
-        """The journal of this run, which observes its broker; None: it keeps none."""
-        return None
+    def open_journal(self, node_id: bytes) -> NodeJournal:
+        """The journal of this run, which observes it."""
+        self.recorder = Recorder(self.role.name.lower(), node_id, self.clock, sample=self._sample)
+        return self.recorder.journal
 
-    def stalled(self, gap_s: float, now: float) -> None:
-        """The process was away."""
+    def look(self) -> None:
+        """Somebody asks it for its status and its metrics, and reads its journal."""
+        if self.is_awake:
+            self.recorder.look(self.node)
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -229,6 +237,7 @@ class SimNode(Process):
             make = partial(FrontedNode, make_fronts=self._make_fronts)
         if self.store_disk is not None:
             make = partial(make, make_store=self.store_disk.make_store)
+        journal = self.journal = self.open_journal(node_id)
         self.node = make(
             machine,
             self._limits,
@@ -236,9 +245,12 @@ class SimNode(Process):
             drain_timeout_s=timing.drain_timeout_s,
             version="simulated",
             now=now,
-            observer=self.open_journal(node_id),
+            observer=journal,
             find_principal=None if self._keys is None else self._find_principal,
         )
+        journal.attach(self.node, lambda: 0.0)
+        if self.store_disk is not None:
+            self.store_disk.store.observe(journal.durable)
         self.view = None if self._keys is None else self._keys.view()
         self.vacant.clear()
         self.keepalives.clear()
@@ -287,6 +299,7 @@ class SimNode(Process):
             self.world.note(f"{self.name} is asked to stop")
             self.is_stopping = True
             now = self.clock()
+            self.journal.stopping(now)
             self._stop_by = now + self._timing.drain_timeout_s + 2 * self._timing.failover_timeout_max_s
             self._turn(lambda: self.node.step(Leave(), now))
 
@@ -397,7 +410,7 @@ class SimNode(Process):
             gap_s = now - self._seen_at
             self._seen_at = None
             if gap_s > self._stall_limit_s:
-                self.stalled(gap_s, now)
+                self.journal.stalled(gap_s, now)
                 self._do(self.node.step(Stall(gap_s), now))
             due = self.deadline()
             if due is not None and now >= due:
@@ -646,6 +659,7 @@ class SimNode(Process):
         return self._fronted.front_unsent(output, self.clock(), is_gone=is_gone)
 
     def _note(self, output: object) -> None:
+        self.journal.observe(output)
         match output:
             case PersistEpoch():
                 if self.disk is not None:

@@ -226,6 +226,8 @@ class Simulation:
     def _tick(self) -> None:
         for pair in self.pairs.values():
             pair.checks.tick()
+            for node in pair.nodes:
+                node.look()
         if not self._injection.is_over:
             self.world.after(CALM_TICK_S if self.setup.is_calm else TICK_S, self._tick)
 
