@@ -133,6 +133,14 @@ def replies(told: list[Told]) -> list[tuple[bytes, bytes, bytes | None]]:
     return [(peer, message.about, message.value) for peer, message in told if isinstance(message, emq.Reply)]
 
 
+def words(told: list[Told], msgid: bytes | None = None) -> str:
+    """The only result among these, which is a text; of this request, if one is given."""
+    [(_, about, value)] = replies(told)
+    assert value is not None
+    assert msgid in (None, about)
+    return str(json.loads(value)["value"])
+
+
 def kinds(told: list[Told]) -> list[str]:
     """The names of the messages."""
     return [type(message).__name__ for _, message in told]
