@@ -158,7 +158,8 @@ def already_closed() -> ClosedError:
 def waits_for_itself() -> LocalProtocolError:
     """A thread in the middle of the client's work asks the client for a reply."""
     return LocalProtocolError(
-        "an observer, a callback or a signal handler cannot wait for a reply here: the client waits for it"
+        "an observer, a callback or a signal handler cannot wait for a reply here: the client waits for it; "
+        "begin() a call and add a callback to it, or wait in another thread"
     )
 
 
