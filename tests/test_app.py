@@ -367,6 +367,27 @@ def test_a_startup_that_fails_ends_it_before_any_service(pair: Pair) -> None:
         app.run()
 
 
+def test_what_follows_the_yield_of_a_resource_runs_although_a_shutdown_fails() -> None:
+    app, seen = App(), list[str]()
+
+    @app.resource
+    def database() -> Iterator[Database]:
+        yield Database()
+        seen.append("closed")
+
+    @app.shutdown
+    def fail() -> None:
+        raise RuntimeError("no shutdown")
+
+    @app.service("one")
+    def one(request: Request) -> bytes:
+        return b""
+
+    with pytest.raises(RuntimeError, match="no shutdown"), fake(app):
+        pass
+    assert seen == ["closed"]
+
+
 def test_what_a_failed_startup_causes_later_does_not_hide_it() -> None:
     """The shutdown function found nothing to close, and its error was all that could be seen."""
     app = App(["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"])

@@ -322,7 +322,10 @@ class Life:
             self._values[kind] = loop.run(held.open())
             stack.callback(lambda: loop.run(held.close()))
         else:
-            self._values[kind] = stack.enter_context(contextmanager(function)(**given))
+            manager = contextmanager(function)(**given)
+            self._values[kind] = manager.__enter__()
+            # No context of the stack: what another one raises is not thrown into it, so its end runs.
+            stack.callback(manager.__exit__, None, None, None)
 
     def _taken(self, function: Callable[..., Any], *, is_async: bool, first: int = 0) -> dict[str, Any]:
         """The resources that the function's parameters take, by name, from parameter ``first`` on."""
