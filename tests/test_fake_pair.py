@@ -756,3 +756,32 @@ def test_an_async_function_of_an_app_may_be_typed() -> None:
 
     with fake(app) as client:
         assert client.request("double", {"number": 21}, reply=int) == 42
+
+
+def test_resources_in_an_event_loop_wait_in_the_time_of_the_pair() -> None:
+    """A startup that waited for an hour took an hour."""
+    app = App()
+
+    @app.resource
+    async def number() -> AsyncIterator[int]:
+        await asyncio.sleep(1_800)
+        yield 7
+        await asyncio.sleep(1_800)
+
+    @app.startup
+    async def wait(number: int) -> None:
+        await asyncio.sleep(1_800)
+
+    @app.service("one")
+    async def one(request: Request, number: int) -> bytes:
+        return b"%d" % number
+
+    async def run() -> None:
+        began = asyncio.get_running_loop().time()
+        async with fake(app) as client:
+            assert asyncio.get_running_loop().time() - began >= 3_600
+            assert (await client.request("one", b"")).body == b"7"
+
+    began = time.monotonic()
+    asyncio.run(run())
+    assert time.monotonic() - began < LIMIT_S

@@ -8,7 +8,7 @@ import asyncio
 import selectors
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from bstar.errors import ConfigurationError
@@ -71,6 +71,14 @@ class VirtualTime:
         """Give the loop its own time back."""
         del self._loop.time, self._loop.run_in_executor
         self._loop._selector = self._selector  # noqa: SLF001
+
+    async def awaited(self, work: Awaitable[Any]) -> Any:
+        """Await it for a job of an executor, which holds the time no longer than it works itself."""
+        self._jobs -= 1
+        try:
+            return await work
+        finally:
+            self._jobs += 1
 
     def _count_job(self, executor: Any, function: Any, *arguments: Any) -> "asyncio.Future[Any]":
         future = self._run_in_executor(executor, function, *arguments)

@@ -220,7 +220,9 @@ class FakePair:
         try:
             self._start()
             if self._life is not None:
-                await self._in_order(partial(self._life.open, ThreadLoop(self._loop), self._resources))
+                await self._in_order(
+                    partial(self._life.open, _TimedLoop(self._loop, self._time), self._resources)
+                )
             self._make_workers()
             for worker in self._async_workers:
                 worker.start()
@@ -283,6 +285,18 @@ class FakePair:
     def _jump(self, delay_s: float | None) -> None:
         if delay_s is not None:
             self._world.jump_in_loop(delay_s)
+
+
+class _TimedLoop(ThreadLoop):
+    """The event loop for the thread that opens and closes resources. Time goes on while it waits here."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, time: VirtualTime) -> None:
+        super().__init__(loop)
+        self._time = time
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run it there and wait for its result."""
+        return super().run(self._time.awaited(work))
 
 
 def _is_async(handler: object) -> bool:
