@@ -44,13 +44,17 @@ def options_in(home: Path, **settings: str) -> str:
 
 
 @pytest.mark.loopback
-def test_the_first_session_leaves_the_archive_and_the_next_one_starts_with_it(home: Path) -> None:
+def test_the_first_session_leaves_the_archive_and_the_next_one_starts_with_it(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with archived(str(home / "java"), {}) as options:
         java_starts(options, 'echo classes > "$1"')
     assert archives(home) == ["classes\n"]
+    assert capsys.readouterr().err.startswith("once, for quicker starts: ")
     assert OPTIONS not in os.environ
     assert options_in(home).startswith(f'"-XX:SharedArchiveFile={next(home.glob("bstar-*.jsa"))}" ')
     assert archives(home) == ["classes\n"]
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.loopback
