@@ -215,6 +215,16 @@ def test_what_is_accepted_between_two_looks_is_bounded_by_what_was_left() -> Non
     assert desk.ledger.memory_left == 50 * MIB - 15_100 - REQUEST_BYTES
 
 
+def test_of_a_batch_that_takes_more_than_is_left_what_fits_is_taken() -> None:
+    desk = Desk()
+    desk.ledger.memory_left = 10_000
+    busy = desk.requests(b"c", [11, 12, 13], [b"x" * 5_000] * 3)
+    assert [(heard(frames).command, heard(frames).identity) for frames in busy] == [
+        (native.BUSY, ident(12)), (native.BUSY, ident(13))
+    ]  # fmt: skip
+    assert desk.ledger.memory_left == 10_000 - 5_000 - REQUEST_BYTES
+
+
 def test_while_much_is_left_a_look_waits_for_growth_but_not_for_ever() -> None:
     desk = Desk()
     watch = MemoryWatch(desk.ledger, memory := Told(32 << 30))

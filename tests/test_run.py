@@ -188,7 +188,7 @@ def logged(folder: Path, *words: str) -> None:
         lines = (folder / "log").read_text().splitlines()
         return any(all(word in line for word in words) for line in lines)
 
-    wait_until(is_there, f"the log has {words}", limit_s=2 * LIMIT_S)
+    wait_until(is_there, f"the log has {words}", limit_s=10 * LIMIT_S)
 
 
 def test_a_changed_file_replaces_all_and_one_that_cannot_be_imported_none(pair: Pair, tmp_path: Path) -> None:

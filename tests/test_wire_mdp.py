@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bstar import wire
@@ -352,6 +352,7 @@ def test_what_our_clients_say_is_what_the_broker_hears(
 def test_what_our_workers_say_is_what_the_broker_hears(
     sender: bytes, client: bytes, name: bytes, parts: list[bytes]
 ) -> None:
+    assume(not client.startswith(b"hex:"))  # no worker gets that address: it is written in digits
     assert wire.decode([sender, *MDP01.encode_final(client, parts)]) == Final(
         sender, 1, (b"",), client, parts
     )

@@ -232,10 +232,8 @@ class Broker:
         self.ledger.suspended_at = now
 
     def may_wait(self, request: messages.Request) -> bool:
-        """True if this request may wait at a node that does not serve: no node is known to serve, and its
-        dialect has no NOT_ACTIVE.
-        """
-        return self.ledger.is_suspended and not CODECS[request.dialect].gets_not_active
+        """True if this request may wait at a node that is suspended: its dialect has no NOT_ACTIVE."""
+        return not CODECS[request.dialect].gets_not_active
 
     def resume(self, now: float) -> list[Output]:
         """This node serves again and no other node has meanwhile: dispatch plain clients' requests."""

@@ -34,7 +34,7 @@ _CROWD_DIVISOR = 8
 # service.
 _APART_S = 10.0
 
-# A client cancels what it gives up, at its deadline at the latest. So long after it, nobody is there who would.
+# A client cancels what it gives up, at its deadline at the latest. So long after it, no client is there.
 _OUTLIVED_S = 5.0
 
 # The routing id of no connection: what is sent there is dropped and counted. It has frames like any other: a
