@@ -1,6 +1,6 @@
 """What a client's session has put out, sorted: for tests in virtual time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import pytest
@@ -11,9 +11,22 @@ from bstar_client.core.events import Event
 from bstar_client.core.outputs import Announce, Deliver, DeliverAll, Fail, Output, Reset, Send
 
 
-class _Timed(Protocol):
+class _Waiting(Protocol):
     def next_deadline(self) -> float | None: ...
 
+
+def timers(machine: _Waiting, now: float, until: float, count_max: int) -> Iterator[float]:
+    """The moment of each timer up to ``until``, for a caller that carries it out."""
+    for _ in range(count_max):
+        due = machine.next_deadline()
+        if due is None or due > until:
+            return
+        now = max(now, due)
+        yield now
+    pytest.fail("timers without end")
+
+
+class _Timed(_Waiting, Protocol):
     def handle_timer(self, now: float) -> list[Output]: ...
 
 
@@ -39,14 +52,9 @@ class Clock:
     def wait(self, seconds: float) -> None:
         """Let time pass, carrying out every timer at its moment."""
         until = self.now + seconds
-        for _ in range(10_000):
-            due = self.session.next_deadline()
-            if due is None or due > until:
-                break
-            self.now = max(self.now, due)
-            self.take(self.session.handle_timer(self.now))
-        else:
-            pytest.fail("timers without end")
+        for now in timers(self.session, self.now, until, 10_000):
+            self.now = now
+            self.take(self.session.handle_timer(now))
         self.now = until
 
     def error_of(self, call: Call) -> BstarError:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import pytest
-
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker.dialects import Job, Mdp02Worker, WorkerDialect
 from bstar_client.core.worker.jobs import WorkerLimits
 from bstar_client.core.worker.outputs import Begin, WorkerOutput
 from bstar_client.core.worker.session import WorkerCore
+from support.client_outputs import timers
 
 ADDRESS = b"\x00\x01\x02\x03\x04"
 
@@ -35,14 +34,9 @@ class CoreBench:
     def wait(self, seconds: float) -> None:
         """Let time pass, carrying out every timer at its moment."""
         until = self.now + seconds
-        for _ in range(1_000):
-            due = self.core.next_deadline()
-            if due is None or due > until:
-                break
-            self.now = max(self.now, due)
-            self.take(self.core.handle_timer(self.now))
-        else:
-            pytest.fail("timers without end")
+        for now in timers(self.core, self.now, until, 1_000):
+            self.now = now
+            self.take(self.core.handle_timer(now))
         self.now = until
 
     def begun(self) -> list[Job]:
