@@ -128,7 +128,7 @@ class BundlesModel(RuleBasedStateMachine):
         return identities
 
     def _told(self, frames: list[bytes]) -> None:
-        """The end of requests, for a client."""
+        """The end of requests, for a client; or a worker learns that no client waits for one (BSN-B-34)."""
         message = heard(frames)
         if message.command == native.FINALS:
             numbers, lengths = final_rows(frames, 2)
@@ -150,6 +150,11 @@ class BundlesModel(RuleBasedStateMachine):
         elif message.command == native.NOT_ACTIVE:
             row = self._ends(message.identity, frames[0], b"")
             assert message.flags == native.FLAG_DISPATCHED * (row.given > 0)
+        elif message.command == native.CANCEL:
+            row = self.rows[message.identity]
+            assert (row.worker, row.is_ended) == (frames[0], False)
+            assert self.desk.now >= row.deadline + 5.0
+            row.is_ended = True  # its worker has it still, and what it answers is dropped
         else:
             assert message.command in (native.HEARTBEAT, native.WELCOME, native.DISCONNECT)
 
@@ -305,12 +310,13 @@ class BundlesModel(RuleBasedStateMachine):
     @invariant()
     def every_request_is_where_the_model_has_it(self) -> None:
         broker = self.desk.broker
-        here = [row for row in self.rows.values() if not row.is_ended]
+        rows = self.rows.values()
+        here = [row for row in rows if not row.is_ended]
         assert broker.ledger.waiting.count == sum(not row.worker for row in here)
         assert broker.ledger.waiting.size_bytes == sum(row.octets for row in here if not row.worker)
         for worker in broker.ledger.workers.values():
             if worker.gone_at is None:
-                assert worker.held == sum(row.worker == worker.routing_id for row in here)
+                assert worker.held == sum(row.worker == worker.routing_id for row in rows)
         assert sum(broker.ledger.requests_of.values()) >= len(here)
 
     def teardown(self) -> None:

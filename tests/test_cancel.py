@@ -80,6 +80,14 @@ def cancel(desk: Desk, client: bytes, number: int) -> list[list[bytes]]:
     return desk.send(client, *native.encode_cancel(ident(number), 7))
 
 
+def lives_on(desk: Desk, seconds: float) -> list[list[bytes]]:
+    """Its worker sends heartbeats for so long; what the broker sends meanwhile."""
+    sent: list[list[bytes]] = []
+    for _ in range(round(seconds / 0.1)):
+        sent += desk.send(b"w", *native.encode_heartbeat(7)) + desk.wait(0.1)
+    return sent
+
+
 def commands(sent: list[list[bytes]]) -> list[int]:
     return [heard(frames).command for frames in sent]
 
@@ -117,6 +125,35 @@ def test_a_worker_that_holds_it_learns_it_and_its_answer_is_dropped() -> None:
     assert (cancelled(desk), desk.ledger.drops["late-reply"], desk.ledger.by_identity) == (1, 1, {})
     [given] = desk.request(b"c", 2)
     assert given[0] == b"w", "it has room again"
+
+
+@pytest.mark.requirement("BSN-B-34")
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_a_worker_learns_that_the_client_of_a_request_has_ended_without_a_word(is_batch: bool) -> None:
+    desk = Desk()
+    desk.ready(b"w", credit=2, takes_batches=True)
+    if is_batch:
+        desk.requests(b"c", [1, 2], ttls_ms=[1_000, 2_000])
+    else:
+        desk.request(b"c", 1, ttl_ms=1_000)
+        desk.request(b"c", 2, ttl_ms=2_000)
+    told = [heard(frames) for frames in lives_on(desk, 8.0)]
+    assert [each.identity for each in told if each.command == native.CANCEL] == [ident(1), ident(2)]
+    assert (cancelled(desk), desk.final(b"w", 1)) == (2, [])
+
+
+@pytest.mark.requirement("BSN-B-34")
+def test_a_request_outlives_its_deadline_if_it_has_a_key_or_a_plain_worker() -> None:
+    desk = Desk()
+    desk.ready(b"w", credit=2)
+    desk.ready02(b"plain", b"other")
+    desk.request(b"c", 2)  # it has no deadline
+    desk.request(b"c", 1, service=b"other", ttl_ms=1_000)
+    keyed = native.keyed_identity(b"echo", b"order 7")
+    desk.send(b"c", *native.encode_request(keyed, b"echo", [b"hi"], ttl_ms=1_000))
+    lives_on(desk, 8.0)
+    assert desk.ledger.services[b"other"].tally.cancelled == cancelled(desk) == 0
+    assert len(desk.final02(b"plain", b"c")) == 1
 
 
 @pytest.mark.requirement("BSN-B-28")

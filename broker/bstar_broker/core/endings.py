@@ -21,7 +21,7 @@ from bstar_broker.core.bundles import Bundles
 from bstar_broker.core.ledger import Ledger
 from bstar_broker.core.observer import Outcome
 from bstar_broker.core.outputs import Notice, Output, Send
-from bstar_broker.core.records import Accepted, Bundle, ServiceRecord
+from bstar_broker.core.records import Accepted, Bundle, ServiceRecord, WorkerRecord
 
 # Log lines for each service and kind: a lost worker may have held tens of thousands of requests.
 _NOTICES_MAX = 10
@@ -33,6 +33,9 @@ _CROWD_DIVISOR = 8
 # How long a suspect waits for a worker that is empty enough. Handlers that take longer must not hold up a
 # service.
 _APART_S = 10.0
+
+# A client cancels at its deadline at the latest. So long after it, the client has ended.
+_OUTLIVED_S = 5.0
 
 # The routing id of no connection: what is sent there is dropped and counted. It has frames like any other: a
 # plain worker ignores a request whose client address is empty, and would hold it for ever.
@@ -301,6 +304,19 @@ class Endings:
         request.service.tally.cancelled += 1
         self._ledger.report(request, "cancelled", (), now)
         return [] if self._abandon(request) else self._tell_worker(request)
+
+    def outlive(self, worker: WorkerRecord, now: float) -> list[Output]:
+        """Withdraw what the worker still has though its deadline is long over: its client was killed, say."""
+        due = now - _OUTLIVED_S
+        for bundle in [*worker.bundles]:
+            if bundle.has_deadline and bundle.accepted_at + max(bundle.ttls_ms) / 1000 <= due:
+                self._bundles.unfold_given(worker, bundle)
+        outputs: list[Output] = []
+        for request in worker.in_flight.values():
+            is_over = 0.0 < request.deadline <= due and request.codec is native_broker.CODEC
+            if is_over and not native.is_keyed(request.identity):
+                outputs += self.withdraw(request.identity, now)
+        return outputs
 
     def leave(self, identity: bytes, now: float) -> None:
         """This node does not answer the request any more, and the other node has it executed."""

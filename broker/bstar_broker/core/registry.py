@@ -532,6 +532,8 @@ class WorkerRegistry:
         expired: list[WorkerRecord] = []
         status = ledger.status(now)
         for worker in self._workers.values():
+            if worker.held and worker.codec is native_broker.CODEC:
+                outputs += self._endings.outlive(worker, now)
             if worker.gone_at is not None and now >= worker.gone_at + self._sweep_interval_s:
                 expired.append(worker)
             elif now >= worker.expires_at:
