@@ -89,13 +89,13 @@ def test_a_timeout_of_which_nothing_is_left_ends_at_once(value: Any) -> None:
 
 
 def test_a_timeout_that_is_no_number_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match="not nan"):
+    with pytest.raises(LocalProtocolError, match="not nan"):
         to_timeout(math.nan)
 
 
 @pytest.mark.parametrize("value", [10**400, -(10**400), Fraction(10**400, 3)], ids=["high", "low", "ratio"])
 def test_seconds_beyond_every_float_are_a_mistake_that_names_the_argument(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"^timeout is .* a float can hold, or None$"):
+    with pytest.raises(LocalProtocolError, match=r"^timeout is .* a float can hold, or None$"):
         to_timeout(value)
     with pytest.raises(ConfigurationError, match=r"^heartbeat_s is .* a float can hold$"):
         to_seconds(value, "heartbeat_s")
@@ -114,13 +114,13 @@ CALLS: list[tuple[str, dict[str, Any], type[BaseException]]] = [
         for name in ("idempotent", "urgent")
         for value in (1, "no", None)
     ),
-    ("request", {"timeout": math.nan}, ValueError),
+    ("request", {"timeout": math.nan}, LocalProtocolError),
     ("request", {"timeout": 0}, CallTimeoutError),
     ("request", {"timeout": -1.5}, CallTimeoutError),
     ("stream", {"service": 5}, TypeError),
     ("stream", {"body": 5}, TypeError),
     ("stream", {"timeout": "5"}, TypeError),
-    ("stream", {"timeout": math.nan}, ValueError),
+    ("stream", {"timeout": math.nan}, LocalProtocolError),
     ("stream", {"timeout": 0}, CallTimeoutError),
     ("stream", {"idempotent": 1}, TypeError),
     ("stream", {"urgent": 1}, TypeError),
@@ -131,7 +131,7 @@ CALLS: list[tuple[str, dict[str, Any], type[BaseException]]] = [
     ("map", {"bodies": [Ask(b"", urgent=1)]}, TypeError),  # type: ignore[arg-type]
     ("map", {"bodies": [Ask(b"", service=5)]}, TypeError),  # type: ignore[arg-type]
     ("map", {"bodies": [Ask(b"", timeout="5")]}, TypeError),  # type: ignore[arg-type]
-    ("map", {"bodies": [Ask(b"", timeout=math.nan)]}, ValueError),
+    ("map", {"bodies": [Ask(b"", timeout=math.nan)]}, LocalProtocolError),
     ("map", {"bodies": [Ask(b"", timeout=0)]}, CallTimeoutError),
     *(("map", {"window": value}, TypeError) for value in ("5", 5.0, True, None)),
     ("map", {"window": 0}, LocalProtocolError),
@@ -139,7 +139,7 @@ CALLS: list[tuple[str, dict[str, Any], type[BaseException]]] = [
     ("map", {"idempotent": 1}, TypeError),
     ("map", {"errors": "no"}, LocalProtocolError),
     ("map", {"timeout": True}, TypeError),
-    ("map", {"timeout": math.nan}, ValueError),
+    ("map", {"timeout": math.nan}, LocalProtocolError),
     ("map", {"timeout": 0}, CallTimeoutError),
     ("discover", {"service": 5}, TypeError),
     ("discover", {"timeout": True}, TypeError),

@@ -163,7 +163,7 @@ def test_a_timeout_that_is_no_number_of_seconds_is_refused() -> None:
         EmqClient(["tcp://127.0.0.1:9"], timeout_s=math.nan)
     with (
         EmqClient(["tcp://127.0.0.1:9"]) as client,
-        pytest.raises(ValueError, match="timeout_s is a number of seconds, not nan"),
+        pytest.raises(LocalProtocolError, match="timeout_s is a number of seconds, not nan"),
     ):
         client.send("default", JOB, timeout_s=math.nan)
 

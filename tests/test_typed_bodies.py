@@ -11,7 +11,9 @@ import threading
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, NewType, Optional, TypedDict
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -602,7 +604,17 @@ def test_octets_stay_octets_and_say_their_type_only_if_a_codec_is_named() -> Non
     assert to_typed(b"{}", None, None) == ([b"{}"], None)
     assert to_typed([b"a", b"b"], None, {"a": "b"}) == ([b"a", b"b"], {"a": "b"})
     assert to_typed(b"{}", "json", None) == ([b"{}"], JSON)
-    assert to_typed(5, "json", None) == ([b"5"], JSON)
+
+
+@pytest.mark.parametrize("value", [5, 1.5, True, None, "text", [], [1, 2], ["a"], [{"a": 1}], "\u00e9"])
+def test_with_a_codec_every_other_value_is_encoded(value: Any) -> None:
+    for codec, decode in (("json", msgspec.json.decode), ("msgpack", msgspec.msgpack.decode)):
+        (frame,), _ = to_typed(value, codec, None)  # type: ignore[arg-type]  # a codec
+        assert decode(frame) == value
+
+
+_ENDLESS: list[object] = []
+_ENDLESS.append(_ENDLESS)
 
 
 def test_plain_mdp_has_json_without_a_header() -> None:
@@ -620,6 +632,9 @@ def test_plain_mdp_has_json_without_a_header() -> None:
         (Asked(b"x", urgent=True), None, None, TypeError),
         (Task(b"x"), "json", None, TypeError),
         ({"a": Stranger()}, None, None, TypeError),
+        ({"a": "\ud800"}, None, None, TypeError),
+        ({"a": 2**64}, "msgpack", None, TypeError),
+        ({"a": _ENDLESS}, None, None, TypeError),
         (Ask(7), "yaml", None, LocalProtocolError),
         (Ask(7), None, {"content-type": "text/plain"}, LocalProtocolError),
     ],
@@ -677,6 +692,38 @@ def test_a_model_with_aliases_is_sent_by_them_as_its_schema_says() -> None:
     (frame,), headers = to_typed(model(skuNumber=7), None, None)
     assert result_of(handle, frame, dict(headers or {})) == b'[{"skuNumber":7}]'
     assert read_frames([frame], model, None, "it") == model(skuNumber=7)
+
+
+def test_a_strict_model_takes_what_json_has_as_text() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    model: Any = pydantic.create_model(
+        "Model", __config__={"strict": True}, when=(datetime, ...), id=(UUID, ...), sizes=(set[int], ...)
+    )
+    holder = msgspec.defstruct("Holder", [("held", model)])
+
+    def handle(body):  # type: ignore[no-untyped-def]
+        return body
+
+    handle.__annotations__ = {"body": holder, "return": holder}
+    value = model(when=datetime(2026, 1, 2, tzinfo=UTC), id=UUID(int=7), sizes={3})
+    for codec in ("json", "msgpack"):
+        (frame,), headers = to_typed(holder(value), codec, None)
+        answer = result_of(handle, frame, dict(headers or {}))
+        assert read_frames([answer], holder, codec, "it") == holder(value)
+    with pytest.raises(Declined, match=r"Input should be a valid integer at sizes\.0") as caught:
+        result_of(handle, b'{"held":{"when":"2026-01-02T00:00:00Z","id":"%s","sizes":["3"]}}' % (b"0" * 32))
+    assert "when" not in caught.value.text
+
+
+def test_bytes_of_a_model_that_are_no_text_are_an_error_of_the_value() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    model: Any = pydantic.create_model("Model", data=(bytes, ...))
+    with pytest.raises(TypeError, match=r"^Model cannot be encoded: .*utf-8"):
+        to_typed(model(data=b"\xff"), None, None)
+    config = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
+    mended: Any = pydantic.create_model("Model", __config__=config, data=(bytes, ...))
+    (frame,), _ = to_typed(mended(data=b"\xff"), None, None)
+    assert read_frames([frame], mended, None, "it") == mended(data=b"\xff")
 
 
 # --- over a broker ------------------------------------------------------------------------------------------

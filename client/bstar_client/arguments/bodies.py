@@ -39,11 +39,11 @@ def to_frames(body: object) -> list[bytes]:
     if isinstance(body, bytes | bytearray | memoryview):
         return _bounded([bytes(body)])
     if isinstance(body, str):
-        raise TypeError("a body is bytes or a sequence of bytes: encode the text first")
+        raise TypeError("a body is bytes or a sequence of bytes: encode the text first, or name a codec")
     if not isinstance(body, Sequence):
         raise TypeError(
             "a body is bytes, a sequence of bytes, or an object to encode (struct, dataclass, model, dict), "
-            f"not {type(body).__name__}"
+            f"not {type(body).__name__}; another value needs codec='json' or 'msgpack'"
         )
     if not 0 < len(body) <= _BODY_FRAMES_MAX:
         raise LocalProtocolError(f"a body has 1 to {_BODY_FRAMES_MAX} frames, not {len(body)}")
@@ -51,7 +51,7 @@ def to_frames(body: object) -> list[bytes]:
     for frame in frames:
         if not isinstance(frame, bytes):
             raise TypeError(
-                f"every frame of a body is bytes, not {type(frame).__name__}: encode a list of values first"
+                f"every frame of a body is bytes, not {type(frame).__name__}: a list of values needs a codec"
             )
     return _bounded(frames)
 

@@ -67,11 +67,11 @@ def to_timeout(value: object) -> float | None:
     try:
         seconds = value if type(value) is float else _to_number(value, "timeout")
     except OverflowError:
-        raise ValueError("timeout is a number of seconds that a float can hold, or None") from None
+        raise LocalProtocolError("timeout is a number of seconds that a float can hold, or None") from None
     if seconds > 0:
         return seconds if seconds < _TIMEOUT_S_MAX else None
     if seconds != seconds:  # noqa: PLR0124 - not a number
-        raise ValueError("timeout is a number of seconds or None, not nan")
+        raise LocalProtocolError("timeout is a number of seconds or None, not nan")
     text = f"timed out at once, because its timeout is {seconds:g} s; the request was not sent"
     raise CallTimeoutError(text, may_have_executed=False)
 

@@ -6,6 +6,7 @@ dataclasses, TypedDicts and what stands in them. A pydantic model is any class t
 ``model_dump``; pydantic itself is not imported.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -50,9 +51,16 @@ def is_model(kind: object) -> bool:
 
 def to_model(kind: type, value: object) -> object:
     """A decoder's hook: the model of a value."""
-    validate: Callable[[object], object] = kind.model_validate  # type: ignore[attr-defined]  # ``is_model``
+    model: Any = kind  # ``is_model``
     try:
-        return validate(value)
+        return model.model_validate(value)
+    except ValueError as error:
+        why = error
+    try:
+        # A strict model takes a date or a UUID from a text of JSON only.
+        return model.model_validate_json(json.dumps(value))
+    except TypeError:
+        raise ValueError(_why(why)) from why  # a handler's own value, or octets: no JSON has them
     except ValueError as error:
         raise ValueError(_why(error)) from error
 
@@ -63,8 +71,11 @@ def of_model(model: Any) -> object:
         raise TypeError(
             f"{type(model).__name__} cannot be encoded: it is no struct, dataclass, dict or model"
         )
-    # By the aliases, which validation reads and the schemas have.
-    return model.model_dump(mode="json", by_alias=True)
+    try:
+        # By the aliases, which validation reads and the schemas have.
+        return model.model_dump(mode="json", by_alias=True)
+    except ValueError as error:
+        raise TypeError(f"{type(model).__name__} cannot be encoded: {error}") from error
 
 
 def _why(error: ValueError) -> str:
@@ -86,7 +97,10 @@ _ENCODE: dict[str, Callable[[object], bytes]] = {
 
 def encode(value: object, codec: Codec) -> bytes:
     """The frame of a value. TypeError if it cannot be encoded."""
-    return _ENCODE[codec](value)
+    try:
+        return _ENCODE[codec](value)
+    except (UnicodeEncodeError, OverflowError, RecursionError) as error:
+        raise TypeError(f"{type(value).__name__} cannot be encoded: {error}") from error
 
 
 def new_decoder(kind: Any, codec: Codec) -> Callable[[bytes], Any]:
@@ -145,12 +159,10 @@ def to_typed(
     """
     if codec is not None and codec not in _ENCODE:
         raise LocalProtocolError(f"codec is 'json' or 'msgpack', not {codec!r}")
-    if isinstance(body, bytes | bytearray | memoryview | str | Sequence):
+    if _is_octets(body) or (codec is None and not is_value(body)):
         frames = to_frames(body)
         if codec is None:
             return frames, headers
-    elif codec is None and not is_value(body):
-        return to_frames(body), headers
     else:
         kind = type(body)
         if kind.__module__.startswith(_OURS):
@@ -169,6 +181,13 @@ def to_typed(
             f"the header {CONTENT_TYPE} says {headers[CONTENT_TYPE]!r}, and the body is {codec}"
         )
     return frames, {**headers, **_HEADERS[codec]}
+
+
+def _is_octets(body: object) -> bool:
+    """True for bytes, and for a sequence of bytes: a body that goes as it stands."""
+    if isinstance(body, bytes | bytearray | memoryview):
+        return True
+    return isinstance(body, Sequence) and bool(body) and all(isinstance(each, bytes) for each in body)
 
 
 def is_value(body: object) -> bool:

@@ -211,7 +211,7 @@ class EmqClient(Closing):
         future: Future[bytes] = Future()
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         if math.isnan(limit_s):
-            raise ValueError("timeout_s is a number of seconds, not nan")
+            raise LocalProtocolError("timeout_s is a number of seconds, not nan")
         frames = emq.encode(message, wire=self._wire)
 
         def begin() -> None:
