@@ -9,10 +9,12 @@ import asyncio
 import concurrent.futures
 import itertools
 import logging
+import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -695,3 +697,53 @@ def test_ctrl_c_in_the_main_thread_ends_a_process_whose_handler_runs(desk: Desk,
         finally:
             watchdog.cancel()
             process.kill()
+
+
+# --- fork ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("then", "status"),
+    [
+        (lambda: b"reply", 1),
+        (FAILS, 1),
+        (raising(lambda: SystemExit(3)), 3),
+        (raising(SystemExit), 0),
+        (raising(lambda: SystemExit("no")), 1),
+        (lambda: iter([b"part"]), 1),
+    ],
+)
+@pytest.mark.parametrize("kind", [Worker, AsyncWorker])
+def test_a_forked_child_that_comes_back_out_of_its_handler_ends(
+    worker_log: WorkerLog, kind: type, then: Callable[[], object], status: int
+) -> None:
+    children: list[int] = []
+
+    def fork() -> object:
+        if child := os.fork():
+            children.append(child)
+            return b"parent"
+        return then()
+
+    with ScriptedBroker() as broker:
+        desk = Desk(broker)
+        with served(kind, broker.endpoint, handler_of(kind, fork)):
+            for _ in range(ROUNDS):
+                desk.ask(b"bad")
+            assert [end.body for end in desk.ends() if isinstance(end, Final)] == [[b"parent"]] * ROUNDS
+    assert not worker_log.lines, "the parent's"
+    for child in children:
+        assert status_of(child) == status
+
+
+def status_of(child: int) -> int | None:
+    """How it has ended; None if it has not."""
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None

@@ -193,6 +193,7 @@ class WorkerLoop(Dispatcher):
                 return kept
             raise TypeError(f"the handler returned {type(answer).__name__}: make it async, or use Worker")
         finally:
+            self.end_child(job)
             job.ended_at = self._clock()
             job.on_cancel = None
             if store is not None:
@@ -202,6 +203,7 @@ class WorkerLoop(Dispatcher):
         """Post each part that the handler yields."""
         try:
             async for part in parts:
+                self.end_child(job)
                 body = to_reply(part, self.settings.link.message_bytes_max)
                 if job.is_ended:
                     return  # no caller waits for the rest

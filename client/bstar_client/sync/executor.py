@@ -94,6 +94,7 @@ class Executor:
             kept = to_reply(answer, self._reply_bytes_max)
             return kept
         finally:
+            self._dispatcher.end_child(job)
             if store is not None:
                 settle(store, self._dispatcher.settings.service, job, kept)
 
@@ -108,6 +109,7 @@ class Executor:
                 except StopIteration as end:
                     result: Body | None = end.value
                     return result
+                self._dispatcher.end_child(job)
                 body = to_reply(part, self._reply_bytes_max)
                 if job.cancelled_at is not None or not self._outbox.wait_for_room(job):
                     return None  # no caller waits for the rest

@@ -39,7 +39,7 @@ from bstar_client.arguments.checks import (
 from bstar_client.core.calls import Result
 from bstar_client.links.unclosed import guard
 from bstar_client.workers import typed
-from bstar_client.workers.failures import report_plain
+from bstar_client.workers.failures import leave_child, report_plain
 from bstar_client.workers.handlers import Request
 
 PlainHandler = Callable[..., Result | None]
@@ -236,14 +236,20 @@ class FreelanceServer:
     def _handle(self) -> None:
         while (job := self._inbox.get()) is not None:
             identity = job.sender + job.lead[-1]
-            request = Request(b"", tuple(job.body), identity, False, 0, None, b"")
             try:
-                body = to_reply(self._handler(request), MESSAGE_BYTES_MAX)
+                body = self._call(Request(b"", tuple(job.body), identity, False, 0, None, b""))
             except BaseException as error:  # noqa: BLE001 - whatever the handler raises, SystemExit too, is its answer
                 self.counters.failures += 1
                 body = report_plain(identity, error)
             with suppress(ClosedError):  # the server ended meanwhile
                 self._opened.reactor.call_threadsafe(partial(self._answer, job, body))
+
+    def _call(self, request: Request) -> list[bytes]:
+        try:
+            return to_reply(self._handler(request), MESSAGE_BYTES_MAX)
+        finally:
+            if self._pid != os.getpid():
+                leave_child(f"request {request.identity.hex()}")
 
 
 class ServerCounters:

@@ -36,13 +36,16 @@ from bstar_client.core.worker.progress import Latest
 from bstar_client.core.worker.session import WorkerCore
 from bstar_client.journal import WorkJournal
 from bstar_client.links.links import Links
+from bstar_client.workers import forks
 from bstar_client.workers.failures import (
     call_hook,
     call_on_cancel,
+    leave_child,
     note,
     report,
     report_given_up,
     report_lost,
+    title_of,
     warn_late,
     warn_unregistered,
 )
@@ -84,6 +87,7 @@ class Dispatcher(ABC):
         # The thread that calls a hook now, else 0. That hook must not wait for the worker.
         self.announcing_in = 0
         self.settings = settings
+        self._forks = forks.count
         self._worker = worker
         self._core = core
         # Why the last session with each node ended, until the node registers the worker again.
@@ -237,6 +241,11 @@ class Dispatcher(ABC):
             job.accepted_at,
             job,
         )
+
+    def end_child(self, job: Job) -> None:
+        """End this process if the handler made it by fork: its parent goes on with the request."""
+        if self._forks != forks.count:
+            leave_child(title_of(self.settings.service, job))
 
     def failed(self, job: Job, request: Request, error: BaseException) -> Result:
         """Report the handler's exception. After a cancel it is no failure of the service."""

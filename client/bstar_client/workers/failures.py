@@ -6,9 +6,13 @@ here.
 """
 
 import logging
+import os
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NoReturn
 
 from bstar.base.printable import printable
 from bstar.security import Security
@@ -39,7 +43,7 @@ def report(service: bytes, job: Job, error: BaseException, what: str = "failed")
         level, what = logging.INFO, "ended after it was given up"
     elif job.is_redelivered:
         what = f"(redelivered) {what}"
-    _log_error(level, f"{_title(service, job)} {what}", text, error)
+    _log_error(level, f"{title_of(service, job)} {what}", text, error)
     return [text.encode("utf-8", "replace")]
 
 
@@ -56,7 +60,7 @@ def report_plain(identity: bytes, error: BaseException) -> list[bytes]:
 def note(service: bytes, job: Job, error: BaseException, what: str) -> list[bytes]:
     """Log an exception that is no failure of the handler; return its text."""
     text = text_of(error)
-    _log_error(logging.INFO, f"{_title(service, job)} {what}", text, None)
+    _log_error(logging.INFO, f"{title_of(service, job)} {what}", text, None)
     return [text.encode("utf-8", "replace")]
 
 
@@ -71,13 +75,30 @@ def call_on_cancel(service: bytes, job: Job) -> None:
         try:
             call()
         except BaseException as error:  # noqa: BLE001 - whatever it raises ends nothing but itself
-            _log_error(logging.WARNING, f"{_title(service, job)}: on_cancel failed", text_of(error), error)
+            _log_error(logging.WARNING, f"{title_of(service, job)}: on_cancel failed", text_of(error), error)
+
+
+def leave_child(title: str) -> NoReturn:
+    """End the process: a handler has forked, and its child came back out of the handler.
+
+    It has neither the threads nor the connections of its parent, and must not answer in its place. The
+    child's ``sys.exit`` counts; anything else is a mistake that is logged.
+    """
+    error = sys.exception()
+    code = error.code if isinstance(error, SystemExit) else 1
+    if not isinstance(error, SystemExit):
+        what = "forked, and its child came back out of the handler: end a child by os._exit()"
+        _log_error(logging.ERROR, f"{title} {what}", "returned" if error is None else text_of(error), error)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else code is not None)
 
 
 def report_given_up(service: bytes, job: Job, timeout_s: float | None) -> None:
     """Log that a handler exceeded its time."""
     what = f"was given up: its handler did not return within {timeout_s} s"
-    _log.error("%s %s", _title(service, job), what)
+    _log.error("%s %s", title_of(service, job), what)
 
 
 def report_lost(endpoint: str, reason: str, service: bytes, security: Security | None) -> None:
@@ -174,7 +195,7 @@ def settle(store: ReplyStore, service: bytes, job: Job, reply: Sequence[bytes] |
         what = "stays in the store of replies as one that runs"
         if reply is not None:
             what = "is answered, but its reply could not be kept for repetitions"
-        _log_error(logging.ERROR, f"{_title(service, job)} {what}", text_of(error), error)
+        _log_error(logging.ERROR, f"{title_of(service, job)} {what}", text_of(error), error)
 
 
 def is_interrupt(error: BaseException) -> bool:
@@ -182,7 +203,8 @@ def is_interrupt(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
-def _title(service: bytes, job: Job) -> str:
+def title_of(service: bytes, job: Job) -> str:
+    """The request in a log line."""
     return f'request {job.identity.hex()} of service "{printable(service)}"'
 
 
