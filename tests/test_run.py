@@ -304,7 +304,7 @@ def test_a_process_whose_shutdown_hangs_does_not_outlive_its_parent_for_ever(
     ended: list[int] = []
     monkeypatch.setattr(run, "LEAVES_S_MAX", 0.0)
     monkeypatch.setattr(run_child, "os", SimpleNamespace(read=lambda *_: b"", _exit=ended.append))
-    run_child._end_with_parent(App())
+    run_child._end_with_parent(App(), 0)
     assert ended == [exits.FAILED]
 
 
@@ -363,6 +363,24 @@ def test_no_process_outlives_a_parent_that_is_killed(pair: Pair, tmp_path: Path)
         both = serving(client, 2)
         process.kill()
         wait_gone(both)
+
+
+READS_INPUT = """
+import subprocess
+
+
+@app.service("input", timeout=5)
+def read_input(request: Request) -> bytes:
+    return os.read(0, 10) + subprocess.run(["cat"], stdout=-1, check=True).stdout
+"""
+
+
+def test_handlers_and_their_programs_have_an_empty_standard_input(pair: Pair, tmp_path: Path) -> None:
+    write(tmp_path, pair)
+    with (tmp_path / "shop.py").open("a") as shop:
+        shop.write(READS_INPUT)
+    with running(tmp_path), HAClient(pair.endpoints, timeout=LIMIT_S) as client:
+        assert client.request("input", b"").body == b""
 
 
 SLOW = """

@@ -1,8 +1,8 @@
 """``bstar run``: an App in several processes, with a parent that keeps them alive.
 
 The parent imports nothing of the app. Each child (``run_child``) imports it, serves it and writes its figures
-to a pipe once a second; the parent reads them to learn whether the child is registered and how much it has
-done, and shows them as metrics. A child ends when its standard input does, so none outlives its parent.
+to a socket twice a second; the parent reads them to learn whether the child is registered and how much it has
+done, and shows them as metrics. A child ends when the socket's other end does, so none outlives its parent.
 """
 
 import os
@@ -129,27 +129,27 @@ class _Child:
         self.is_leaving = False
         self.leaves_at = 0.0
         self._pending = b""
-        reading, writing = os.pipe()
+        ours, theirs = socket.socketpair()
         try:
             # A session of its own: Ctrl-C is for the parent, which lets the children finish.
             self.process = subprocess.Popen(  # noqa: S603 - our own module
-                [sys.executable, "-m", "bstar_cli.run_child", *command, str(slot), str(writing)],
-                stdin=subprocess.PIPE,
-                pass_fds=(writing,),
+                [sys.executable, "-m", "bstar_cli.run_child", *command, str(slot), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
         except OSError:
-            os.close(reading)
+            ours.close()
             raise
         finally:
-            os.close(writing)
-        os.set_blocking(reading, False)
-        self.pipe = reading
+            theirs.close()
+        ours.setblocking(False)
+        self.socket = ours
 
     def read(self) -> None:
         """Take what it has reported. The last report counts."""
-        with suppress(BlockingIOError):
-            while block := os.read(self.pipe, 1 << 16):
+        with suppress(BlockingIOError, ConnectionError):
+            while block := self.socket.recv(1 << 16):
                 self._pending += block
         *lines, self._pending = self._pending.split(b"\n")
         self._pending = self._pending[:_LINE_BYTES_MAX]
@@ -183,9 +183,7 @@ class _Child:
 
     def close(self) -> None:
         """Release what belonged to a child that has ended."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        os.close(self.pipe)
+        self.socket.close()
 
 
 class _Slot:
@@ -336,11 +334,11 @@ class _Supervisor:
                 "a process cannot be started", process=slot.number, why=str(error), starts_in_s=slot.pause_s
             )
             return None
-        self._selector.register(child.pipe, selectors.EVENT_READ, child)
+        self._selector.register(child.socket, selectors.EVENT_READ, child)
         return child
 
     def _forget(self, child: _Child) -> None:
-        self._selector.unregister(child.pipe)
+        self._selector.unregister(child.socket)
         child.close()
         slot = self.slots[child.slot - 1]
         if slot.child is child:

@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import msgspec
 
@@ -41,7 +42,9 @@ def _find(name: str) -> App:
 
 def _serve(app: App, descriptor: int) -> int:
     over = threading.Event()
-    threading.Thread(target=_end_with_parent, args=(app,), daemon=True).start()
+    # Not for the processes that handlers begin.
+    os.set_inheritable(descriptor, False)
+    threading.Thread(target=_end_with_parent, args=(app, descriptor), daemon=True).start()
     reporter = threading.Thread(target=_report, args=(app, descriptor, over))
     reporter.start()
     try:
@@ -52,9 +55,10 @@ def _serve(app: App, descriptor: int) -> int:
     return exits.OK
 
 
-def _end_with_parent(app: App) -> None:
-    while os.read(0, 1024):
-        pass
+def _end_with_parent(app: App, descriptor: int) -> None:
+    with suppress(OSError):
+        while os.read(descriptor, 1024):
+            pass
     app.stop()
     from bstar_cli.run import LEAVES_S_MAX  # noqa: PLC0415 - a child needs the command's code no sooner
 
