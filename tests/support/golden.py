@@ -7,10 +7,15 @@ BSTAR_WRITE_GOLDEN=1 in one process, read the difference line by line, and commi
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+_REQUIREMENT = re.compile(r"\b[A-Z]{2,3}\d?-[A-Z]-\d\d\b")
 IS_WRITTEN = bool(os.environ.get("BSTAR_WRITE_GOLDEN"))
 
 
@@ -22,6 +27,14 @@ class Scripts:
         self._head, *scripts = self.path.read_text("utf-8").split("\n## ")
         self._scripts = {title: lines for title, _, lines in (each.partition("\n") for each in scripts)}
         self.titles = list(self._scripts)
+
+    def params(self) -> list[Any]:
+        """The titles, each marked with the requirements that its comments name."""
+        found = ((title, set(_REQUIREMENT.findall(lines))) for title, lines in self._scripts.items())
+        return [
+            pytest.param(title, marks=[pytest.mark.requirement(name) for name in sorted(names)], id=title)
+            for title, names in found
+        ]
 
     def check(self, title: str, play: Callable[[list[str]], list[str]]) -> None:
         """What ``play`` makes of the lines that are done is the script; or becomes it."""
