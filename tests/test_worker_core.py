@@ -661,6 +661,17 @@ def test_a_reply_that_is_different_travels_alone(several: Bench) -> None:
     assert several.core.counters.finished == 5
 
 
+@pytest.mark.requirement("BSN-G-16")
+def test_a_worker_that_drains_leaves_behind_all_the_replies_of_a_turn(several: Bench) -> None:
+    batch(several, 0, [1, 2])
+    several.request(0, native.keyed_identity(b"echo", b"key"))
+    one, two, keyed = several.begun()
+    several.take(several.core.stop(several.now))
+    several.take(several.core.finished_all([(one, [b"1"]), (two, [b"2"]), (keyed, [b"5"])], several.now))
+    assert several.commands(0)[-3:] == [native.FINALS, native.FINAL, native.DISCONNECT]
+    assert isinstance(several.log[-1], Ended)
+
+
 def test_replies_to_single_requests_of_one_client_travel_together_too(several: Bench) -> None:
     several.request(0, ONE)
     several.request(0, TWO)

@@ -203,6 +203,7 @@ class WorkerCore:
         """Several handlers returned."""
         outputs: list[WorkerOutput] = []
         together: dict[tuple[int, bytes, int], ReplyBatch] = {}
+        apart: list[tuple[Job, list[bytes]]] = []
         sessions, running = self.sessions, self._jobs.running
         for job, body in results:
             session = sessions[job.node]
@@ -219,7 +220,7 @@ class WorkerCore:
                 or len(first) > BATCHED_BODY_BYTES_MAX
                 or identity[16] >= _KEYED
             ):
-                outputs += self.finished(job, body, now)
+                apart.append((job, body))
                 continue
             self.counters.finished += 1
             del running[job]
@@ -234,6 +235,9 @@ class WorkerCore:
                 replies.add(job, first)
         for replies in together.values():
             self._reply_together(replies, outputs, now)
+        # Behind the batches: the last one of a worker that drains ends it.
+        for job, body in apart:
+            outputs += self.finished(job, body, now)
         self._go_on(outputs, now)
         return outputs
 
