@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +22,9 @@ from bstar.wire.extensions import (
 from bstar.wire.messages import (
     NEVER_MS,
     NO_PROCESS,
+    OBEYS_ONCE,
     OWN_BACKOFF,
+    READS_BATCHES,
     Directed,
     Disconnect,
     ErrorCode,
@@ -703,3 +706,13 @@ def test_requirements_are_numbered_without_gaps_and_tests_name_real_ones() -> No
         assert numbers == list(range(1, len(numbers) + 1))
     named = re.findall(r"requirement\(\"BSN-([GCWB])-(\d\d)\"\)", Path(__file__).read_text())
     assert set(named) <= set(specified)
+
+
+def test_the_status_tells_what_the_node_can() -> None:
+    for obeys_once in (0, OBEYS_ONCE):
+        for reads_batches in (0, READS_BATCHES):
+            told = msgspec.structs.replace(STATUS, features=obeys_once | reads_batches)
+            pong = native.decode(native_broker.CODEC.pong(b"c", IDENTITY, told)[1:])
+            assert native.decode_status(pong) == told
+    old = native_broker.CODEC.pong(b"c", IDENTITY, STATUS)[1:]
+    assert not native.decode_status(native.decode([old[0], old[1][:18]])).features & OBEYS_ONCE
