@@ -23,7 +23,7 @@ from support.client_desk import ACTIVE, PASSIVE
 from support.client_desk import Desk as ClientDesk
 from support.desk import Desk, heard, ident
 from support.waiting import LIMIT_S
-from test_worker_core import ONE, TWO, Bench
+from support.worker_bench import ONE, TWO, NativeBench
 
 # --- the client ---------------------------------------------------------------------------------------------
 
@@ -195,13 +195,13 @@ def test_a_request_with_a_key_stays_because_others_may_want_it() -> None:
 # --- the worker ---------------------------------------------------------------------------------------------
 
 
-def tell(bench: Bench, node: int, identity: bytes) -> None:
+def tell(bench: NativeBench, node: int, identity: bytes) -> None:
     bench.take(bench.core.receive(node, native.encode_cancel(identity, 1), bench.now))
 
 
 @pytest.mark.requirement("BSN-W-19")
 def test_a_request_that_waits_in_the_worker_does_not_begin() -> None:
-    bench = Bench(WorkerLimits(credit=2, running_max=1, handler_timeout_s=60.0))
+    bench = NativeBench(WorkerLimits(credit=2, running_max=1, handler_timeout_s=60.0))
     bench.connect(0)
     bench.request(0, ONE)
     bench.request(0, TWO)
@@ -216,7 +216,7 @@ def test_a_request_that_waits_in_the_worker_does_not_begin() -> None:
 
 @pytest.mark.requirement("BSN-W-19")
 def test_a_request_that_its_shell_has_not_begun_is_taken_back() -> None:
-    bench = Bench(claims=False)
+    bench = NativeBench(claims=False)
     bench.connect(0)
     bench.request(0, ONE)
     tell(bench, 0, ONE)
@@ -227,7 +227,7 @@ def test_a_request_that_its_shell_has_not_begun_is_taken_back() -> None:
 
 @pytest.mark.requirement("BSN-W-19")
 def test_a_handler_that_runs_is_told_once_and_may_finish() -> None:
-    bench = Bench()
+    bench = NativeBench()
     bench.connect(0)
     bench.request(0, ONE)
     tell(bench, 0, ONE)
@@ -241,7 +241,7 @@ def test_a_handler_that_runs_is_told_once_and_may_finish() -> None:
 @pytest.mark.requirement("BSN-W-19")
 def test_the_twin_that_another_node_sent_goes_on() -> None:
     """The request was sent again to the other node, and the worker runs both."""
-    bench = Bench(WorkerLimits(credit=2))
+    bench = NativeBench(WorkerLimits(credit=2))
     bench.connect(0, 1)
     bench.request(0, ONE)
     bench.request(1, ONE, is_redelivered=True)
@@ -252,7 +252,7 @@ def test_the_twin_that_another_node_sent_goes_on() -> None:
 
 
 def test_a_handler_that_runs_on_shows_after_the_grace() -> None:
-    bench = Bench(WorkerLimits(cancel_grace_s=2.0))
+    bench = NativeBench(WorkerLimits(cancel_grace_s=2.0))
     bench.connect(0, expiry_ms=100_000)
     bench.request(0, ONE)
     tell(bench, 0, ONE)

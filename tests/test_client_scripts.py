@@ -16,5 +16,4 @@ SCRIPTS = Scripts("client.txt")
 
 @pytest.mark.parametrize("title", SCRIPTS.params())
 def test_the_session_does_as_was_read(title: str) -> None:
-    stage = ClientStage()
-    SCRIPTS.check(title, lambda lines: [seen for line in lines for seen in (line, *stage.run(line[2:]))])
+    SCRIPTS.play(title, ClientStage())

@@ -2,7 +2,7 @@
 
 The broker's end spells out ZMTP and MDP itself, so it sees what no ZeroMQ socket would show: which socket
 type the other end is, when a connection is closed, and when a new one is made. test_mdp02_client.py and
-test_mdp02_worker.py have the rules in virtual time. The ids are in tests/support/requirements.py.
+test_worker_scripts.py have the rules in virtual time. The ids are in tests/support/requirements.py.
 """
 
 from __future__ import annotations

@@ -43,10 +43,10 @@ from support.client_desk import Desk as ClientDesk
 from support.desk import Desk, heard, ident
 from support.scripted import ScriptedBroker
 from support.solo_store import SoloStore
+from support.worker_bench import NativeBench
 from test_durable_core import WORKER, jobs, ready
 from test_handler_ends import Desk as Handled
 from test_handler_ends import served
-from test_worker_core import Bench
 
 TEXT = b"Declined no-such-sku: we do not sell 7"
 # It warns that the one broker of a test is no pair.
@@ -129,7 +129,7 @@ def test_what_cannot_be_sent_is_an_error_where_it_is_raised(
 # --- the worker ---------------------------------------------------------------------------------------------
 
 
-def job_of(bench: Bench) -> Job:
+def job_of(bench: NativeBench) -> Job:
     bench.connect(0)
     bench.request(0)
     [job] = bench.begun()
@@ -137,7 +137,7 @@ def job_of(bench: Bench) -> Job:
 
 
 def test_the_worker_answers_and_has_room_again() -> None:
-    bench = Bench()
+    bench = NativeBench()
     job = job_of(bench)
     [sent] = bench.core.failed(job, [TEXT, b"[7]"], bench.now, outcome="declined")
     assert isinstance(sent, Send)
@@ -154,7 +154,7 @@ def test_without_data_there_is_no_frame_for_it() -> None:
 
 
 def test_a_plain_worker_sends_the_published_form() -> None:
-    assert Mdp02Worker().failure(job_of(Bench()), ErrorCode.HANDLER_FAILED, TEXT, b"[7]")[-2:] == [
+    assert Mdp02Worker().failure(job_of(NativeBench()), ErrorCode.HANDLER_FAILED, TEXT, b"[7]")[-2:] == [
         b"500",
         TEXT,
     ]
@@ -275,7 +275,7 @@ def old_client(frames: list[bytes]) -> HandlerError:
 
 
 def worker_says(data: bytes = b"[7]") -> list[bytes]:
-    return NativeWorker().failure(job_of(Bench()), ErrorCode.HANDLER_FAILED, TEXT, data)
+    return NativeWorker().failure(job_of(NativeBench()), ErrorCode.HANDLER_FAILED, TEXT, data)
 
 
 def test_an_old_broker_loses_only_the_data() -> None:

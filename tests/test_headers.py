@@ -31,7 +31,7 @@ from support.client_desk import ACTIVE, PASSIVE, Desk, status
 from support.desk import CLIENT_ID, heard, ident
 from support.desk import Desk as ServiceDesk
 from support.work import asked
-from test_worker_core import ONE, Bench
+from support.worker_bench import ONE, NativeBench
 
 names = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=20)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -147,7 +147,7 @@ def test_a_repetition_at_the_other_node_has_the_same_headers() -> None:
 
 @pytest.mark.requirement("BSN-W-17")
 def test_a_worker_refuses_malformed_headers_and_serves_on() -> None:
-    bench = Bench()
+    bench = NativeBench()
     bench.connect(0, 1)
     request = CODEC.request(b"", (), asked([b"x"], extensions=one(b"a b")), ONE, 0, 1, False)
     bench.hear(0, request)
@@ -171,7 +171,7 @@ def test_a_node_tells_how_long_it_has_had_a_request_with_headers() -> None:
     requests = [frames for frames in node.ready(b"w", credit=9) if heard(frames).command == native.REQUEST]
     assert [age_of(heard(frames).extensions) for frames in requests] == [2_500, None, None]
     assert headers_of(heard(requests[0]).extensions) == TENANT
-    bench = Bench(WorkerLimits(credit=9))
+    bench = NativeBench(WorkerLimits(credit=9))
     bench.connect(0, epoch=7)
     for frames in requests:
         bench.hear(0, frames)
@@ -198,7 +198,7 @@ def test_a_row_with_headers_has_the_age_of_its_batch() -> None:
     [batch] = node.send(
         b"w", *native.encode_ready(b"echo", credit=9, takes_batches=True, takes_extended=True)
     )[1:]
-    bench = Bench(WorkerLimits(credit=9))
+    bench = NativeBench(WorkerLimits(credit=9))
     bench.connect(0, epoch=7)
     bench.hear(0, batch)
     assert [job.headers for job in bench.begun()] == [TENANT, NO_HEADERS]
@@ -206,7 +206,7 @@ def test_a_row_with_headers_has_the_age_of_its_batch() -> None:
 
 
 def test_a_job_has_its_headers() -> None:
-    bench = Bench()
+    bench = NativeBench()
     bench.connect(0, 1)
     extensions = headers_extensions(TENANT)
     bench.hear(0, CODEC.request(b"", (), asked([b"x"], extensions=extensions), ONE, 0, 1, True))

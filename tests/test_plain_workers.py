@@ -1,6 +1,6 @@
 """The worker's core in virtual time, as a worker of MDP/0.1 and of both Pirates.
 
-test_mdp02_worker.py has the rules that MDP/0.1 shares with MDP/0.2.
+test_worker_scripts.py has the rules that MDP/0.1 shares with MDP/0.2.
 """
 
 from __future__ import annotations

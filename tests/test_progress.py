@@ -30,7 +30,7 @@ from support.desk import Desk, heard, ident
 from support.solo_store import SoloStore
 from support.waiting import LIMIT_S
 from support.work import asked
-from test_worker_core import ONE, Bench
+from support.worker_bench import ONE, NativeBench
 
 ID = bytes(range(16))
 
@@ -114,7 +114,7 @@ def test_who_wants_progress_says_so_beside_its_headers() -> None:
 # --- the worker ---------------------------------------------------------------------------------------------
 
 
-class Studio(Bench):
+class Studio(NativeBench):
     """A worker's core whose handler reports. ``told`` are the jobs that the shell would hand to the core."""
 
     def begin(self, node: int = 0, identity: bytes = ONE) -> Job:

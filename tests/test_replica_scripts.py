@@ -13,7 +13,6 @@ from support.replica_stage import ReplicaStage
 SCRIPTS = Scripts("replica.txt")
 
 
-@pytest.mark.parametrize("title", SCRIPTS.titles)
+@pytest.mark.parametrize("title", SCRIPTS.params())
 def test_the_replicas_do_as_was_read(title: str) -> None:
-    stage = ReplicaStage()
-    SCRIPTS.check(title, lambda lines: [seen for line in lines for seen in (line, *stage.run(line[2:]))])
+    SCRIPTS.play(title, ReplicaStage())

@@ -1,4 +1,4 @@
-"""Every numbered requirement has a test that names it, and every name is one of the list."""
+"""Every numbered requirement has a test or a script that names it, and every name is one of the list."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.golden import GOLDEN, REQUIREMENT
 from support.requirements import REQUIREMENTS
 
 TESTS = Path(__file__).parent
@@ -16,7 +17,7 @@ TESTS = Path(__file__).parent
 
 @functools.cache
 def named_requirements() -> frozenset[tuple[str, str]]:
-    """The id in each `requirement("…")` of the test modules, and the module's name.
+    """The id in each `requirement("…")` of the test modules and in the scripts, and the file's name.
 
     Read from the source, so that the answer does not depend on which tests were selected.
     """
@@ -31,6 +32,8 @@ def named_requirements() -> frozenset[tuple[str, str]]:
                     args=[ast.Constant(value=str(name))],
                 ):
                     found.add((name, path.name))
+    for path in sorted(GOLDEN.glob("*.txt")):
+        found |= {(name, path.name) for name in REQUIREMENT.findall(path.read_text("utf-8"))}
     return frozenset(found)
 
 

@@ -14,7 +14,6 @@ from support.machine_stage import MachineStage
 SCRIPTS = Scripts("machine.txt")
 
 
-@pytest.mark.parametrize("title", SCRIPTS.titles)
+@pytest.mark.parametrize("title", SCRIPTS.params())
 def test_the_machine_does_as_was_read(title: str) -> None:
-    stage = MachineStage()
-    SCRIPTS.check(title, lambda lines: [seen for line in lines for seen in (line, *stage.run(line[2:]))])
+    SCRIPTS.play(title, MachineStage())

@@ -1,4 +1,4 @@
-r"""A broker with clients and workers in memory: one line of a script each.
+"""A broker with clients and workers in memory: one line of a script each.
 
 ``broker`` is an active one of epoch 7 with these settings, or a ``passive`` one. ``worker NAME`` registers a
 native worker (``service=``, ``credit=``, ``batches``, ``extended``), ``plain-worker`` one of MDP/0.2. A name
@@ -7,15 +7,13 @@ and a verb are a message of that peer. A client ``asks`` for numbers, or ``batch
 number, ``of=`` names another client whose numbers these are. A worker answers, ``beats`` or ``leaves``;
 ``says`` is any other message, frame by frame. ``wait`` lets time pass, ``later`` before the broker looks.
 
-Frames are text with bytes as ``\x02``; ``12*x`` is twelve of them. Seen: ``->`` is sent, without heartbeats;
-``log:`` is for the log, ``=`` tells what has changed in the broker.
+Seen: ``->`` is sent, without heartbeats; ``log:`` is for the log, ``=`` tells what has changed in the broker.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -26,6 +24,7 @@ from bstar.wire.batches import bodies_of, final_rows, request_rows
 from bstar.wire.messages import ErrorCode, Reason
 from bstar_broker.core.records import COUNTERS
 from support.desk import CLIENT_ID, Desk, ident, sent
+from support.stage import Stage, frame_of, numbers_of, options_of, spans_of, text_of
 
 EPOCH = 7
 _TOLD = (
@@ -48,155 +47,85 @@ _NODE_ID = b"N" * 16
 _IDENTITY = re.compile(r"\b[0-9a-f]{48}\b")
 
 
-def _options(words: Iterable[str]) -> dict[str, str]:
-    """``name=value``, or ``name`` for a flag."""
-    return {name: value for name, _, value in (word.partition("=") for word in words)}
-
-
-def _words(line: str) -> list[str]:
-    """As a shell has them, with backslashes as they are."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
-    lexer.whitespace_split, lexer.escape, lexer.commenters = True, "", ""
-    return list(lexer)
-
-
-def _numbers(words: Sequence[str]) -> list[int]:
-    """``1 2 3``, or ``1-3``."""
-    found: list[int] = []
-    for word in words:
-        first, _, last = word.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
-
-
-def _spans(numbers: Sequence[int]) -> str:
-    """The way back."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and spans[-1][1] == number - 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return " ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
-
-
-def _frame(word: str) -> bytes:
-    """A frame of a script."""
-    count, is_many, rest = word.partition("*")
-    octets = (rest if is_many else word).encode().decode("unicode_escape").encode("latin-1")
-    return octets * int(count) if is_many else octets
-
-
-def _text(frame: bytes) -> str:
-    """The way back."""
-    if len(set(frame)) == 1 and len(frame) > 8:
-        return f"{len(frame)}*{_text(frame[:1])}"
-    return "".join(chr(each) if 32 <= each < 127 else f"\\x{each:02x}" for each in frame) or "''"
-
-
-class BrokerStage:
-    """``run`` carries one line out and returns what is seen of it."""
+class BrokerStage(Stage):
+    """A broker and its peers."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._desk: Desk
-        self._seen: list[str] = []
-        self._facts: dict[str, object] = {}
         # Of requests that have another identity than the test's own client's.
         self._names: dict[bytes, str] = {}
         self._shows_heartbeats = False
 
-    def run(self, line: str) -> list[str]:
-        """Carry the line out; what is seen."""
-        if line.startswith("#"):
-            return []
-        self._seen = []
-        self._do(line)
-        return [*self._seen, *self._changes()]
-
-    def _do(self, line: str) -> None:
-        first, *rest = _words(line)
-        act: Callable[[list[str]], list[list[bytes]]] | None
-        if first.isdigit():
-            for turn in range(int(first)):
-                for each in line.split(" times ")[1].split("; "):
-                    self._do(each.replace("#", str(turn)))
-        elif (act := getattr(self, f"_do_{first.replace('-', '_')}", None)) is not None:
-            self._show(act(rest))
-        else:
-            verb, *words = rest
-            self._show(getattr(self, f"_{verb.replace('-', '_')}")(first.encode(), words))
+    def peer(self, name: str, verb: str, words: list[str]) -> None:
+        self._show(getattr(self, f"peer_{verb.replace('-', '_')}")(name.encode(), words))
 
     # --- the broker -----------------------------------------------------------------------------------------
 
-    def _do_broker(self, words: list[str]) -> list[list[bytes]]:
-        options = _options(words)
+    def do_broker(self, words: list[str]) -> None:
+        options = options_of(words)
         is_serving = options.pop("passive", None) is None
         settings: dict[str, Any] = {name: msgspec.json.decode(value) for name, value in options.items()}
         self._desk = Desk(is_serving=is_serving, **settings)
         self._names.clear()
-        self._facts = self._look_at_facts()
-        return []
+        self.begin()
 
-    def _do_activate(self, words: list[str]) -> list[list[bytes]]:
+    def do_activate(self, words: list[str]) -> None:
         self._desk.broker.activate(int(words[0]))
-        return []
 
-    def _do_deactivate(self, words: list[str]) -> list[list[bytes]]:
-        return sent(self._desk.broker.deactivate(self._desk.now))
+    def do_deactivate(self, words: list[str]) -> None:
+        self._show(sent(self._desk.broker.deactivate(self._desk.now)))
 
-    def _do_release(self, words: list[str]) -> list[list[bytes]]:
+    def do_release(self, words: list[str]) -> None:
         """It is known who serves."""
-        return sent(self._desk.broker.release(self._desk.now))
+        self._show(sent(self._desk.broker.release(self._desk.now)))
 
-    def _do_drain(self, words: list[str]) -> list[list[bytes]]:
+    def do_drain(self, words: list[str]) -> None:
         self._desk.broker.drain()
-        return []
 
-    def _do_undrain(self, words: list[str]) -> list[list[bytes]]:
+    def do_undrain(self, words: list[str]) -> None:
         self._desk.ledger.is_draining = False
-        return []
 
-    def _do_wait(self, words: list[str]) -> list[list[bytes]]:
-        return self._desk.wait(float(words[0]))
+    def do_wait(self, words: list[str]) -> None:
+        self._show(self._desk.wait(float(words[0])))
 
-    def _do_later(self, words: list[str]) -> list[list[bytes]]:
+    def do_later(self, words: list[str]) -> None:
         """Time passes, and the broker has not looked."""
         self._desk.now += float(words[0])
-        return []
 
-    def _do_away(self, words: list[str]) -> list[list[bytes]]:
+    def do_away(self, words: list[str]) -> None:
         """The process stands still; heartbeats that it sends then are seen."""
         self._shows_heartbeats = True
-        return self._desk.away(float(words[0]))
+        self._show(self._desk.away(float(words[0])))
 
-    def _do_undelivered(self, words: list[str]) -> list[list[bytes]]:
+    def do_undelivered(self, words: list[str]) -> None:
         """What was dispatched last, or as this one of all, could not be sent."""
-        return self._desk.undelivered(*map(int, words))
+        self._show(self._desk.undelivered(*map(int, words)))
 
-    def _do_unreachable(self, words: list[str]) -> list[list[bytes]]:
+    def do_unreachable(self, words: list[str]) -> None:
         """The connection of this peer is gone."""
-        return sent(self._desk.broker.unreachable(words[0].encode(), self._desk.now))
+        self._show(sent(self._desk.broker.unreachable(words[0].encode(), self._desk.now)))
 
     # --- workers --------------------------------------------------------------------------------------------
 
-    def _do_worker(self, words: list[str]) -> list[list[bytes]]:
+    def do_worker(self, words: list[str]) -> None:
         name, *rest = words
-        options = _options(rest)
+        options = options_of(rest)
         ready = native.encode_ready(
             options.get("service", "echo").encode(),
             credit=int(options.get("credit", 1)),
             takes_batches="batches" in options or "extended" in options,
             takes_extended="extended" in options,
         )
-        return self._desk.send(name.encode(), *ready)
+        self._show(self._desk.send(name.encode(), *ready))
 
-    def _do_plain_worker(self, words: list[str]) -> list[list[bytes]]:
+    def do_plain_worker(self, words: list[str]) -> None:
         name, *service = words
-        return self._desk.ready02(name.encode(), "".join(service or ["echo"]).encode())
+        self._show(self._desk.ready02(name.encode(), "".join(service or ["echo"]).encode()))
 
-    def _do_take_over(self, words: list[str]) -> list[list[bytes]]:
+    def do_take_over(self, words: list[str]) -> None:
         """Another connection has claimed this client's routing id."""
-        return sent(self._desk.broker.take_over(words[0].encode(), self._desk.now))
+        self._show(sent(self._desk.broker.take_over(words[0].encode(), self._desk.now)))
 
     def _identity(self, word: str) -> bytes:
         if word.startswith("plain"):
@@ -204,64 +133,66 @@ class BrokerStage:
         known = {name: identity for identity, name in self._names.items()}
         return known[word] if word in known else ident(int(word))
 
-    def _final(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
+    def peer_final(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
         number, *body = words
-        final = native.encode_final(self._identity(number), 7, 0, [_frame(each) for each in body or ["done"]])
+        final = native.encode_final(
+            self._identity(number), 7, 0, [frame_of(each) for each in body or ["done"]]
+        )
         return self._desk.send(peer, *final)
 
-    def _unreadable(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
+    def peer_unreadable(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
         """A reply without a body."""
         return self._desk.send(peer, native.encode_final(self._identity(words[0]), 7, 0, [b"x"])[0])
 
-    def _finals(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
+    def peer_finals(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
         """``3=C 1=A``, or ``1-3``."""
         if "=" not in words[0]:
-            return self._desk.finals(peer, _numbers(words))
-        bodies = _options(words)
-        return self._desk.finals(peer, [*map(int, bodies)], [_frame(each) for each in bodies.values()])
+            return self._desk.finals(peer, numbers_of(words))
+        bodies = options_of(words)
+        return self._desk.finals(peer, [*map(int, bodies)], [frame_of(each) for each in bodies.values()])
 
-    def _partial(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
+    def peer_partial(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
         number, index = words
         part = native.encode_partial(self._identity(number), 7, int(index), [b"part"])
         return self._desk.send(peer, *part)
 
-    def _error(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
+    def peer_error(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
         number, code, *pause = words
         extra = [native.pack_retry(int(pause[0]))] if pause else []
         return self._desk.send(
             peer, *native.encode_error(self._identity(number), 7, ErrorCode[code], b"why", *extra)
         )
 
-    def _stale(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
+    def peer_stale(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
         """The worker gives these requests back, since it knows a later epoch."""
         epoch, *numbers = words
         return [
             frames
-            for number in _numbers(numbers)
+            for number in numbers_of(numbers)
             for frames in self._desk.send(peer, *native.encode_stale_epoch(ident(number), int(epoch)))
         ]
 
-    def _beats(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
+    def peer_beats(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
         return self._desk.send(peer, *native.encode_heartbeat(*map(int, words or ["0"])))
 
-    def _leaves(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
+    def peer_leaves(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
         goodbye = native.encode_disconnect(Reason.GOODBYE, 7, is_unbegun="unbegun" in words)
         return self._desk.send(peer, *goodbye)
 
-    def _plain_final(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
-        return self._desk.final02(peer, words[0].encode(), *(_frame(each) for each in words[1:]))
+    def peer_plain_final(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
+        return self._desk.final02(peer, words[0].encode(), *(frame_of(each) for each in words[1:]))
 
-    def _plain_partial(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
-        return self._desk.partial02(peer, words[0].encode(), *(_frame(each) for each in words[1:]))
+    def peer_plain_partial(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
+        return self._desk.partial02(peer, words[0].encode(), *(frame_of(each) for each in words[1:]))
 
     # --- clients --------------------------------------------------------------------------------------------
 
-    def _asks(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
+    def peer_asks(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
         """Numbers; with ``key=`` none, as the key makes the identity."""
-        options = _options(word for word in words if not word[0].isdigit())
+        options = options_of(word for word in words if not word[0].isdigit())
         service = options.get("service", "echo").encode()
         told: list[list[bytes]] = []
-        for number in [0] if "key" in options else _numbers([word for word in words if word[0].isdigit()]):
+        for number in [0] if "key" in options else numbers_of(words):
             identity = ident(number)
             if "key" in options:
                 identity = native.keyed_identity(service, options["key"].encode())
@@ -272,7 +203,7 @@ class BrokerStage:
             frames = native.encode_request(
                 identity,
                 service,
-                [_frame(options.get("body", f"{number}"))],
+                [frame_of(options.get("body", f"{number}"))],
                 ttl_ms=int(options.get("ttl", 0)),
                 is_urgent="urgent" in options,
                 is_once="once" in options,
@@ -282,12 +213,12 @@ class BrokerStage:
             told += self._desk.send(peer, *frames)
         return told
 
-    def _batches(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
+    def peer_batches(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
         """``ttl=`` and ``body=``: one for all, or one for each with commas between."""
-        options = _options(word for word in words if not word[0].isdigit())
-        numbers = _numbers([word for word in words if word[0].isdigit()])
+        options = options_of(word for word in words if not word[0].isdigit())
+        numbers = numbers_of(words)
         ttls = [int(each) for each in options.get("ttl", "0").split(",")]
-        bodies = [_frame(each) for each in options["body"].split(",")] if "body" in options else None
+        bodies = [frame_of(each) for each in options["body"].split(",")] if "body" in options else None
         return self._desk.requests(
             peer,
             numbers,
@@ -299,19 +230,19 @@ class BrokerStage:
             is_whole="whole" in options,
         )
 
-    def _plain_asks(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
+    def peer_plain_asks(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
         """A client of MDP/0.2."""
         body, *service = words
-        return self._desk.request02(peer, _frame(body), "".join(service or ["echo"]).encode())
+        return self._desk.request02(peer, frame_of(body), "".join(service or ["echo"]).encode())
 
-    def _says(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
-        return self._desk.send(peer, *map(_frame, words))
+    def peer_says(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
+        return self._desk.send(peer, *map(frame_of, words))
 
     # --- what is seen ---------------------------------------------------------------------------------------
 
     def _show(self, told: list[list[bytes]]) -> None:
-        self._seen += [f"-> {_text(to)} {text}" for to, *frames in told if (text := self._told(frames))]
-        self._seen += [f"log: {_IDENTITY.sub(self._named, text)}" for text in self._desk.notices]
+        self.seen += [f"-> {text_of(to)} {text}" for to, *frames in told if (text := self._told(frames))]
+        self.seen += [f"log: {_IDENTITY.sub(self._named, text)}" for text in self._desk.notices]
         self._desk.notices.clear()
         self._shows_heartbeats = False
 
@@ -319,7 +250,7 @@ class BrokerStage:
         """What a message says; "" for a heartbeat."""
         if not frames[0].startswith(b"\xb5"):
             is_dull = frames[1] == b"\x05" and not self._shows_heartbeats
-            return "" if is_dull else " ".join(map(_text, frames))
+            return "" if is_dull else " ".join(map(text_of, frames))
         message = native.decode(frames)
         if message.command == native.HEARTBEAT and not self._shows_heartbeats:
             return ""
@@ -330,7 +261,7 @@ class BrokerStage:
         return " ".join(filter(None, [_NAMES.get(message.command, ""), *about, *words]))
 
     def _about(self, message: native.Message, frames: list[bytes]) -> Iterator[str]:
-        body, value = map(_text, message.body), message.value
+        body, value = map(text_of, message.body), message.value
         match message.command:
             case native.HEARTBEAT:
                 return
@@ -345,14 +276,14 @@ class BrokerStage:
                 yield Reason(value).name
             case native.REQUESTS:
                 numbers, ttls_ms, lengths, is_extended = request_rows(frames, 1)
-                yield _spans(numbers)
+                yield spans_of(numbers)
                 yield " ".join(f"{each} ms" for each in dict.fromkeys(ttls_ms) if each)
-                yield from map(_text, [] if is_extended else bodies_of(frames[2], lengths))
+                yield from map(text_of, [] if is_extended else bodies_of(frames[2], lengths))
                 yield f"aged {value} ms" if value else ""
             case native.FINALS:
                 numbers, lengths = final_rows(frames, 1)
                 yield " ".join(map(str, numbers))
-                yield from map(_text, bodies_of(frames[2], lengths))
+                yield from map(text_of, bodies_of(frames[2], lengths))
             case _:
                 yield self._name(message.identity)
                 yield f"#{value}" if message.command == native.PARTIAL else ""
@@ -369,41 +300,35 @@ class BrokerStage:
     def _named(self, found: re.Match[str]) -> str:
         return self._name(bytes.fromhex(found[0]))
 
-    def _do_look(self, words: list[str]) -> list[list[bytes]]:
+    def do_look(self, words: list[str]) -> None:
         ledger = self._desk.ledger
-        held = [f"{_text(worker.routing_id)}:{worker.held}" for worker in ledger.workers.values()]
+        held = [f"{text_of(worker.routing_id)}:{worker.held}" for worker in ledger.workers.values()]
         services = [
-            f"{_text(each.name)}: {each.workers} workers, {each.tally.accepted} accepted, "
+            f"{text_of(each.name)}: {each.workers} workers, {each.tally.accepted} accepted, "
             f"{each.tally.answered} answered, {sum(each.tally.latency_counts)} timed"
             for each in ledger.services.values()
         ]
-        asked = [f"{_text(client)}:{count}" for client, count in ledger.requests_of.items()]
+        asked = [f"{text_of(client)}:{count}" for client, count in ledger.requests_of.items()]
         identities, bundles = len(ledger.by_identity), len(self._desk.broker.bundles)
-        self._seen += [
+        self.seen += [
             f"held {' '.join(held) or 'nothing'}",
             f"asked {' '.join(asked) or 'nothing'}; {identities} by identity, {bundles} bundles",
             f"services {'; '.join(services) or 'none'}",
             *(["awaited"] if self._desk.broker.is_awaited else []),
         ]
-        return []
 
-    def _look_at_facts(self) -> dict[str, object]:
+    def facts(self) -> dict[str, object]:
         ledger = self._desk.ledger
         waiting = ledger.waiting
         facts: dict[str, object] = {
-            "workers": " ".join(map(_text, ledger.workers)) or "none",
+            "workers": " ".join(map(text_of, ledger.workers)) or "none",
             "waiting": f"{waiting.count} in {waiting.size_bytes} bytes" if waiting.count else "none",
         }
         for service in ledger.services.values():
             counts = {name: getattr(service.tally, name) for name in COUNTERS}
             facts |= {
-                f"{_text(service.name)} {name}": count
+                f"{text_of(service.name)} {name}": count
                 for name, count in counts.items()
                 if count and name not in ("accepted", "answered")
             }
         return facts | {f"dropped as {reason}": count for reason, count in ledger.drops.items() if count}
-
-    def _changes(self) -> list[str]:
-        before, self._facts = self._facts, self._look_at_facts()
-        changed = [f"{name} {value}" for name, value in self._facts.items() if value != before.get(name)]
-        return [f"= {', '.join(changed)}"] if changed else []

@@ -13,8 +13,6 @@ allows; PINGs are counted. ``*`` is for observers, ``=`` tells what has changed,
 
 from __future__ import annotations
 
-import shlex
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,6 +27,7 @@ from bstar_client.core.calls import Call, Reply
 from bstar_client.core.outputs import Announce, Deliver, DeliverAll, Fail, Output, Report, Reset, Send
 from bstar_client.core.session_settings import SessionSettings
 from support.client_desk import CODEC, ENDPOINTS, Desk, read_all, status
+from support.stage import Stage, options_of
 
 NODES = ("primary", "backup")
 _STATES = {"SILENT": 0} | {state.name: int(state) for state in State}
@@ -38,17 +37,8 @@ _FLAGS = {"again": native.FLAG_REDELIVERED, "urgent": native.FLAG_URGENT, "once"
 _DULL = ("requests", "replies", "failures")
 
 
-def _options(words: list[str]) -> dict[str, str]:
-    """``name=value``, or ``name`` for a flag."""
-    return {name: value for name, _, value in (word.partition("=") for word in words)}
-
-
-def _frames(text: str) -> list[bytes]:
-    return [frame.encode() for frame in text.split(",")]
-
-
 def _status(words: list[str]) -> NodeStatus:
-    options = _options(words[1:])
+    options = options_of(words[1:])
     numbers = {"retry": "retry_after_ms", "timeout": "timeout_ms", "epoch": "epoch"}
     given = {numbers[name]: int(value) for name, value in options.items() if name in numbers}
     told = status(_STATES[words[0]], peer=_STATES[options.get("peer", "SILENT")], **given)
@@ -67,66 +57,42 @@ class _Desk(Desk):
             self.show(output)
 
 
-class ClientStage:
-    """``run`` carries one line out and returns what is seen of it."""
+class ClientStage(Stage):
+    """A client and two nodes."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._desk: _Desk
         self._calls: dict[str, Call] = {}
-        self._seen: list[str] = []
-        self._pings: Counter[str] = Counter()
-        self._facts: dict[str, object] = {}
         self._is_waiting = False
 
-    def run(self, line: str) -> list[str]:
-        """Carry the line out; what is seen."""
-        if line.startswith("#"):
-            return []
-        self._seen = []
-        self._do(line)
-        seen = [*self._seen, *(f"-> {node} {count} PING" for node, count in sorted(self._pings.items()))]
-        self._pings.clear()
-        return [*seen, *self._changes()]
-
-    def _do(self, line: str) -> None:
-        first, *rest = shlex.split(line)
-        if first.isdigit():
-            self._repeat(int(first), line.split(" times ")[1].split("; "))
-        elif first in NODES:
-            getattr(self, f"_{rest[0]}")(NODES.index(first), rest[1:])
-        else:
-            getattr(self, f"_do_{first}")(rest)
-
-    def _repeat(self, count: int, lines: list[str]) -> None:
-        for _ in range(count):
-            for line in lines:
-                self._do(line)
+    def peer_of(self, name: str) -> int:
+        return NODES.index(name)
 
     # --- the session and its calls --------------------------------------------------------------------------
 
-    def _do_new(self, words: list[str]) -> None:
-        options = _options(words)
+    def do_new(self, words: list[str]) -> None:
+        options = options_of(words)
         endpoints = ENDPOINTS[:1] if options.pop("alone", None) is not None else ENDPOINTS
         limits: dict[str, Any] = {name: int(value) for name, value in options.items()}
         self._calls.clear()
         self._desk = _Desk(endpoints, SessionSettings(**limits))
         self._desk.show = self._show
         self._began_at = self._desk.now
-        self._facts = self._look_at_facts()
+        self.begin()
 
-    def _do_served(self, words: list[str]) -> None:
-        self._do_new(words)
+    def do_served(self, words: list[str]) -> None:
+        self.do_new(words)
         self._desk.connect(0, status(State.ACTIVE, peer=State.PASSIVE))
         self._desk.connect(1, status(State.PASSIVE, peer=State.ACTIVE, retry_after_ms=1000))
-        self._seen.clear()
-        self._pings.clear()
-        self._facts = self._look_at_facts()
+        self.begin()
 
     def _begin(self, name: str, options: dict[str, str]) -> Call:
         timeout = options.get("for", "30")
+        body = [frame.encode() for frame in options.get("body", name).split(",")]
         call = Call(
             options.get("service", "echo").encode(),
-            [bytes(int(options["bytes"]))] if "bytes" in options else _frames(options.get("body", name)),
+            [bytes(int(options["bytes"]))] if "bytes" in options else body,
             None if timeout == "-" else self._desk.now + float(timeout),
             "once" not in options,
             "stream" in options,
@@ -136,42 +102,42 @@ class ClientStage:
         self._calls[name] = call
         return call
 
-    def _do_call(self, words: list[str]) -> None:
-        call = self._begin(words[0], _options(words[1:]))
+    def do_call(self, words: list[str]) -> None:
+        call = self._begin(words[0], options_of(words[1:]))
         self._desk.take(self._desk.session.submit(call, self._desk.now))
 
-    def _do_together(self, words: list[str]) -> None:
+    def do_together(self, words: list[str]) -> None:
         """Names, ``+`` and what all of them have in common; a service before a name is its own."""
         names, _, common = " ".join(words).partition(" + ")
         calls = []
         for word in names.split():
             name, *own = word.split("/")
-            calls.append(self._begin(name, _options([*common.split(), *own])))
+            calls.append(self._begin(name, options_of([*common.split(), *own])))
         self._desk.take(self._desk.session.submit_all(calls, self._desk.now))
 
-    def _do_unsent(self, names: list[str]) -> None:
+    def do_unsent(self, names: list[str]) -> None:
         """A call that the session does not have."""
         self._begin(names[0], {})
 
-    def _do_outcome(self, words: list[str]) -> None:
+    def do_outcome(self, words: list[str]) -> None:
         """A call of the primary's ends, and an interrupt loses what the session put out."""
         answer = CODEC.final(
             NativeAsker(b"", self._calls[words[0]].identity), b"", 1, 0, [words[1].encode()], b""
         )
         self._desk.session.receive(0, answer[1:], self._desk.now)
 
-    def _do_submit(self, names: list[str]) -> None:
+    def do_submit(self, names: list[str]) -> None:
         """Calls that the session may have already."""
         self._desk.take(self._desk.session.submit_all(self._named(names), self._desk.now))
 
-    def _do_abandon(self, names: list[str]) -> None:
+    def do_abandon(self, names: list[str]) -> None:
         for call in self._named(names):
             self._desk.take(self._desk.session.abandon(call, self._desk.now))
 
-    def _do_restart(self, names: list[str]) -> None:
+    def do_restart(self, names: list[str]) -> None:
         self._desk.take(self._desk.session.restart(self._named(names), self._desk.now))
 
-    def _do_close(self, words: list[str]) -> None:
+    def do_close(self, words: list[str]) -> None:
         self._desk.take(self._desk.session.close(self._desk.now))
 
     def _named(self, names: list[str]) -> list[Call]:
@@ -179,33 +145,33 @@ class ClientStage:
 
     # --- time -----------------------------------------------------------------------------------------------
 
-    def _do_wait(self, words: list[str]) -> None:
+    def do_wait(self, words: list[str]) -> None:
         self._is_waiting = True
         self._desk.wait(float(words[0]))
         self._is_waiting = False
 
-    def _do_late(self, words: list[str]) -> None:
+    def do_late(self, words: list[str]) -> None:
         """Nothing has run for so long."""
         self._desk.now += float(words[0])
 
-    def _do_away(self, words: list[str]) -> None:
+    def do_away(self, words: list[str]) -> None:
         """The process stands still; then it looks at its timers."""
         self._desk.now += float(words[0])
         self._desk.take(self._desk.session.handle_timer(self._desk.now))
 
     # --- nodes ----------------------------------------------------------------------------------------------
 
-    def _connects(self, node: int, words: list[str]) -> None:
+    def peer_connects(self, node: int, words: list[str]) -> None:
         self._desk.connect(node, _status(words) if words else None)
 
-    def _breaks(self, node: int, words: list[str]) -> None:
+    def peer_breaks(self, node: int, words: list[str]) -> None:
         session, now = self._desk.session, self._desk.now
         self._desk.take(session.disconnected(node, now, is_untrusted="untrusted" in words))
 
-    def _says(self, node: int, words: list[str]) -> None:
+    def peer_says(self, node: int, words: list[str]) -> None:
         self._desk.pong(node, _status(words))
 
-    def _refuses(self, node: int, words: list[str]) -> None:
+    def peer_refuses(self, node: int, words: list[str]) -> None:
         """One call, or several with commas."""
         names, *said = words
         was_dispatched = "dispatched" in said
@@ -213,34 +179,34 @@ class ClientStage:
         for call in self._named(names.split(",")):
             self._desk.refuse(node, call, told, was_dispatched=was_dispatched)
 
-    def _final(self, node: int, words: list[str]) -> None:
+    def peer_final(self, node: int, words: list[str]) -> None:
         """One reply; or several in one message, ``a=A b=B``."""
         name, *rest = words
-        options = _options(rest)
+        options = options_of(rest)
         body = next((word for word in rest if not word.startswith("parts=")), "done")
         self._desk.final(node, self._calls[name], body.encode(), int(options.get("parts", 0)))
 
-    def _finals(self, node: int, words: list[str]) -> None:
-        pairs = _options(words).items()
+    def peer_finals(self, node: int, words: list[str]) -> None:
+        pairs = options_of(words).items()
         calls = self._named([name for name, _ in pairs])
         numbers = [int.from_bytes(call.identity[16:], "big") for call in calls]
         bodies = [body.encode() for _, body in pairs]
         self._desk.hear(node, [b"", *native.encode_finals(calls[0].identity[:16], 1, numbers, bodies)])
 
-    def _partial(self, node: int, words: list[str]) -> None:
+    def peer_partial(self, node: int, words: list[str]) -> None:
         name, index, *body = words
         self._desk.partial(node, self._calls[name], int(index), "".join(body or ["part"]).encode())
 
-    def _error(self, node: int, words: list[str]) -> None:
+    def peer_error(self, node: int, words: list[str]) -> None:
         name, code, *reason = words
         number = int(code) if code.isdigit() else wire.ErrorCode[code]
         text = getattr(refusals, reason[0]).text if reason else "because"
         self._desk.error(node, self._calls[name], number, text.encode())
 
-    def _busy(self, node: int, words: list[str]) -> None:
+    def peer_busy(self, node: int, words: list[str]) -> None:
         self._desk.busy(node, self._calls[words[0]], int(words[1]))
 
-    def _raw(self, node: int, words: list[str]) -> None:
+    def peer_raw(self, node: int, words: list[str]) -> None:
         """Frames in hexadecimal digits."""
         frames = [bytes.fromhex(word) for word in words]
         self._desk.take(self._desk.session.receive(node, frames, self._desk.now))
@@ -249,7 +215,7 @@ class ClientStage:
 
     def _show(self, output: Output) -> None:
         now = f"{round(self._desk.now - self._began_at, 3):g}: " if self._is_waiting else ""
-        self._seen += [f"{now}{text}" for text in self._texts_of(output)]
+        self.seen += [f"{now}{text}" for text in self._texts_of(output)]
 
     def _texts_of(self, output: Output) -> Iterator[str]:
         match output:
@@ -275,7 +241,7 @@ class ClientStage:
     def _sent(self, node: str, messages: list[native.Message]) -> Iterator[str]:
         first = messages[0]
         if first.command == native.PING:
-            self._pings[node] += 1
+            self.counted[f"-> {node} PING"] += 1
             return
         words = [name for name, flag in _FLAGS.items() if first.flags & flag]
         if first.command == native.REQUEST and not first.flags & native.FLAG_WHOLE:
@@ -299,20 +265,15 @@ class ClientStage:
     def _name_by(self, identity: bytes) -> str:
         return next(name for name, each in self._calls.items() if each.identity == identity)
 
-    def _do_why(self, words: list[str]) -> None:
-        self._seen.append(str(self._desk.error_of(self._calls[words[0]])))
+    def do_why(self, words: list[str]) -> None:
+        self.seen.append(str(self._desk.error_of(self._calls[words[0]])))
 
-    def _do_look(self, words: list[str]) -> None:
+    def do_look(self, words: list[str]) -> None:
         session = self._desk.session
-        self._seen.append(f"{_value(session.active or 'nobody')} serves, {session.outstanding} outstanding")
+        self.seen.append(f"{_value(session.active or 'nobody')} serves, {session.outstanding} outstanding")
 
-    def _look_at_facts(self) -> dict[str, object]:
+    def facts(self) -> dict[str, object]:
         return {name: value for name, value in vars(self._desk.session.counters).items() if name not in _DULL}
-
-    def _changes(self) -> list[str]:
-        before, self._facts = self._facts, self._look_at_facts()
-        changed = [f"{name} {value}" for name, value in self._facts.items() if value != before.get(name, 0)]
-        return [f"= {', '.join(changed)}"] if changed else []
 
 
 def _value(value: object) -> str:

@@ -10,12 +10,13 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-_REQUIREMENT = re.compile(r"\b[A-Z]{2,3}\d?-[A-Z]-\d\d\b")
+# In a comment of a script, which is marked with it.
+REQUIREMENT = re.compile(r"(?<=[ ,])[A-Z]{2,4}\d?-[A-Z]-\d\d(?=[,. :])")
 IS_WRITTEN = bool(os.environ.get("BSTAR_WRITE_GOLDEN"))
 
 
@@ -30,7 +31,7 @@ class Scripts:
 
     def params(self) -> list[Any]:
         """The titles, each marked with the requirements that its comments name."""
-        found = ((title, set(_REQUIREMENT.findall(lines))) for title, lines in self._scripts.items())
+        found = ((title, set(REQUIREMENT.findall(lines))) for title, lines in self._scripts.items())
         return [
             pytest.param(title, marks=[pytest.mark.requirement(name) for name in sorted(names)], id=title)
             for title, names in found
@@ -45,3 +46,14 @@ class Scripts:
         if IS_WRITTEN:
             text = "".join(f"\n## {title}\n{lines}" for title, lines in self._scripts.items())
             self.path.write_text(self._head + text, "utf-8")
+
+    def play(self, title: str, stage: Stage) -> None:
+        """The same, line by line on a stage."""
+        self.check(title, lambda lines: [seen for line in lines for seen in (line, *stage.run(line[2:]))])
+
+
+class Stage(Protocol):
+    """What carries a line of a script out."""
+
+    def run(self, line: str) -> list[str]:
+        """Carry the line out; what is seen."""
