@@ -50,7 +50,7 @@ from bstar_broker.store.wal_file import scan
 from bstar_testing.processes import wait_until
 from support.entries import apply, entry, name, submit, submitted
 from support.memory_table import MemoryTable
-from support.store_disk import PAIR, Platter, decoded, mark
+from support.store_disk import PAIR, HangingCommits, Platter, decoded, mark
 
 
 @pytest.fixture
@@ -396,6 +396,37 @@ def test_the_end_of_an_error_is_told_though_no_order_waits(
     platter.put(Write((numbered(1),), order=1))
     assert "is full" in platter.wait(Written, lambda written: bool(written.error)).error
     assert platter.wait(Written, lambda written: not written.error) == Written(Position(1, 1), 1)
+
+
+def test_a_disk_that_hangs_fails_until_it_answers(platter: Platter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The follower's disk hung, and the leader's acknowledgements waited for it for ever."""
+    commits = HangingCommits(monkeypatch)
+    platter.put(Write((numbered(1),), order=1))
+    wait_until(lambda: platter.disk._is_at_work, "a turn begins")
+    try:
+        for _ in range(10):
+            assert platter.disk.error == ""
+            platter.disk.watch(0.5)
+        platter.disk.watch(0.5)
+        written = platter.wait(Written)
+        assert (written.last, written.order) == (START, 0)
+        assert "has not answered for 5 s" in written.error
+        assert platter.disk.error == written.error
+    finally:
+        commits.answer()
+    wait_until(lambda: not platter.disk.error, "it answers")
+    platter.append(numbered(2))
+    assert not any(answer.error for answer in platter.answers[-2:] if isinstance(answer, Written))
+
+
+def test_a_disk_that_answers_or_rests_does_not_hang(platter: Platter) -> None:
+    for number in range(1, 30):
+        platter.append(numbered(number))
+        platter.disk.watch(0.5)
+    wait_until(lambda: not platter.disk._is_at_work, "the turn ends")
+    for _ in range(30):
+        platter.disk.watch(0.5)
+    assert platter.disk.error == ""
 
 
 class FailingCommits:

@@ -1,4 +1,4 @@
-"""The store's shell when its directory is gone, and when what hears the disk fails."""
+"""The store's shell when its directory is gone, its disk hangs, or what hears the disk fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ import zmq
 from bstar.net.reactor import Reactor
 from bstar.settings import sample_settings
 from bstar_broker.core.outputs import StoreInput
+from bstar_broker.store import disk as disk_module
+from bstar_broker.store.core.events import Write, Written
 from bstar_broker.store.shell import StoreShell
+from support.store_disk import HangingCommits, mark
 from support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.loopback
@@ -64,3 +67,23 @@ def test_what_fails_at_an_answer_of_the_disk_ends_the_loop(make: Make) -> None:
     reactor.call_at(reactor.now() + LIMIT_S, lambda now: reactor.stop())
     with pytest.raises(MemoryError, match="for an answer"):
         reactor.run()
+
+
+def test_the_loop_hears_that_the_disk_hangs(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_module, "_HANGS_AFTER_S", 0.5)
+    heard: list[Written] = []
+
+    def hear(given: StoreInput, now: float) -> None:
+        if isinstance(given, Written):
+            heard.append(given)
+            reactor.stop()
+
+    shell, reactor = make(hear)
+    commits = HangingCommits(monkeypatch)
+    shell.perform(Write(mark=mark(), order=1))
+    shell.hand_over()
+    reactor.call_at(reactor.now() + LIMIT_S, lambda now: reactor.stop())
+    reactor.run()
+    commits.answer()
+    assert [written.order for written in heard] == [0]
+    assert "has not answered" in heard[0].error

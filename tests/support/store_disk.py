@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 import msgspec
+import pytest
 
 from bstar.base.closing import Closing
+from bstar_broker.store import sqlite_file
 from bstar_broker.store.core.commands import Command
 from bstar_broker.store.core.entries import Entry
 from bstar_broker.store.core.events import (
@@ -120,3 +122,20 @@ class Platter(Closing):
         """End well."""
         self.disk.close()
         self.answers += self.disk.take()
+
+
+class HangingCommits:
+    """Commits wait while ``is_hung``, as on a frozen file system or a network disk without its server."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._answers = threading.Event()
+        commit = sqlite_file.StoreFile.commit
+
+        def late(file: sqlite_file.StoreFile) -> float:
+            self._answers.wait()
+            return commit(file)
+
+        monkeypatch.setattr(sqlite_file.StoreFile, "commit", late)
+
+    def answer(self) -> None:
+        self._answers.set()

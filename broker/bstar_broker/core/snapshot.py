@@ -323,12 +323,12 @@ class Readiness(msgspec.Struct, frozen=True):
 
 class DiskState(msgspec.Struct, frozen=True):
     """The disk of the durable store. ``sync_counts`` counts syncs by their seconds (``sync_bounds_s``, and
-    one bucket above); ``error`` says why the last order failed, "" if it did not. ``damaged`` counts records
-    and entries whose checksums were wrong. ``oldest_due_ms``: since when the request has been due that
-    has waited longest (Unix milliseconds, 0: none is due); it may be some seconds old. ``damage``: why this
-    copy is to be replaced by the peer's, "" if it is whole; ``repairs``: how often that was done since the
-    start, and ``repaired`` what was wrong then. ``is_in_memory``: there is no disk, and ``free_bytes`` is the
-    memory that is left (0: unknown).
+    one bucket above); ``error`` says why the last order failed, or that the disk hangs, "" otherwise.
+    ``damaged`` counts records and entries whose checksums were wrong. ``oldest_due_ms``: since when the
+    request has been due that has waited longest (Unix milliseconds, 0: none is due); it may be some seconds
+    old. ``damage``: why this copy is to be replaced by the peer's, "" if it is whole; ``repairs``: how often
+    that was done since the start, and ``repaired`` what was wrong then. ``is_in_memory``: there is no disk,
+    and ``free_bytes`` is the memory that is left (0: unknown).
     """
 
     free_bytes: int
@@ -353,7 +353,7 @@ class DiskState(msgspec.Struct, frozen=True):
 
     @property
     def is_failing(self) -> bool:
-        """True if the last order failed."""
+        """True if the last order failed, or the disk hangs."""
         return self.error != ""
 
 

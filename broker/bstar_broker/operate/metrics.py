@@ -173,7 +173,8 @@ _OF_DISK: tuple[Row, ...] = (
     (Gauge, "bstar_store_damaged", "damaged",
      "Damaged records of the store; 1 at least while its copy is damaged or replaced by the peer's."),
     (Counter, "bstar_store_repairs", "repairs", "Damaged copies that the peer's copy has replaced."),
-    (Gauge, "bstar_store_disk_failing", "is_failing", "1 if the store did not carry out the last order."),
+    (Gauge, "bstar_store_disk_failing", "is_failing",
+     "1 if the store did not carry out the last order, or its disk hangs."),
 )
 _OF_SERVICES: tuple[Row, ...] = (
     (Counter, "bstar_requests_accepted", "accepted", "Requests accepted."),

@@ -7,6 +7,7 @@
 Whatever waits when a turn begins is one transaction (group commit, ``writer``). Jobs that may be long get a
 slice between two transactions (``disk_jobs``), and the WAL is copied into the database while nothing waits,
 or when it is large. After an error the orders stay and are tried again with the next one, and every second.
+A disk that hangs is one that fails: ``watch`` reports it, and the end of the turn takes that back.
 """
 
 import logging
@@ -58,6 +59,10 @@ _LOOK_INTERVAL_S: Final = 5.0
 _REST_S: Final = 0.2
 _WAL_IDLE_BYTES: Final = 1 << 20
 _WAL_BYTES_MAX: Final = 8 << 20
+
+# A turn that takes longer counts as an error: no acknowledgement may wait for this disk for ever. Slow disks,
+# and a process that gets little CPU, sync in less.
+_HANGS_AFTER_S: Final = 5.0
 
 # How long ``close`` waits for a disk that does not answer.
 _CLOSE_S_MAX: Final = 10.0
@@ -186,6 +191,12 @@ class Disk(Closing):
         self._busy_at = 0.0
         # Taken and not done.
         self._waiting: deque[DiskOutput] = deque()
+        # Turns that have begun, whether one is under way, and what ``watch`` knows of it.
+        self._turns = self._watched = 0
+        self._is_at_work = False
+        self._watched_s = 0.0
+        self._hangs = ""
+        self._hang_lock = threading.Lock()
         self._answers.put(opened)
         self._thread = threading.Thread(target=self._run, name="bstar-store-disk", daemon=True)
         self._thread.start()
@@ -247,7 +258,7 @@ class Disk(Closing):
     @property
     def error(self) -> str:
         """Why nothing can be written now, and what to do; "" if it can."""
-        return self._figures.error
+        return self._hangs or self._figures.error
 
     @property
     def damaged(self) -> int:
@@ -277,6 +288,18 @@ class Disk(Closing):
         """The bytes that it takes. OSError if the system does not tell."""
         return self._file.size_bytes()
 
+    def watch(self, waited_s: float) -> None:
+        """Report a turn that takes too long. The loop calls it every ``waited_s``: time in which the loop did
+        not run does not count, because then the whole process or machine stood still.
+        """
+        is_same = self._is_at_work and self._turns == self._watched
+        self._watched, self._watched_s = self._turns, self._watched_s + waited_s if is_same else 0.0
+        if self._watched_s < _HANGS_AFTER_S or self._hangs or self.is_in_memory:
+            return
+        with self._hang_lock:
+            if self._is_at_work and self._turns == self._watched:
+                self._hangs = self._writer.hangs(_HANGS_AFTER_S)
+
     def close(self) -> None:
         """Carry out what waits, and end. Idempotent; ten seconds at most, if the disk hangs."""
         self._orders.close()
@@ -293,7 +316,10 @@ class Disk(Closing):
                 if orders:
                     self._busy_at = time.monotonic()
                 self._waiting.extend(orders)
+                self._turns += 1
+                self._is_at_work = True
                 self._turn()
+                self._end_turn()
             self._jobs.forget_copy(is_idle_only=False)
             self._file.close()
         except Exception as error:  # noqa: BLE001  # the node must hear of whatever it is: it waits
@@ -301,6 +327,13 @@ class Disk(Closing):
             self._answers.put(self._writer.fault(text))
             _log.exception("the store's disk has ended by a fault of this program")
             self._file.close()
+
+    def _end_turn(self) -> None:
+        with self._hang_lock:
+            self._is_at_work = False
+            if self._hangs:
+                self._hangs = ""
+                self._writer.answers_again()
 
     def _patience_s(self) -> float:
         """How long to wait for the next order."""

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("bstar.store")
 
-# Whether the disk's thread lives is checked this often.
+# Whether the disk's thread lives and answers is checked this often.
 _CHECK_INTERVAL_S = 0.5
 # The disk is asked for its free room this often.
 _LOOK_INTERVAL_S = 5.0
@@ -103,6 +103,7 @@ class StoreShell(Closing):
             self._resources = resources.pop_all()
 
     def _check(self, now: float) -> None:
+        self._disk.watch(_CHECK_INTERVAL_S)
         if self._disk.has_ended and self.failure is None:
             self.failure = StoreEndedError(
                 self._disk.error or "the thread of the store's disk has ended; restart the node"

@@ -397,6 +397,20 @@ class Writer:
             text = f"{text}; and it could not be taken back: {second}"
         self.report(text)
 
+    def hangs(self, for_s: float) -> str:
+        """The disk does not answer: report it as an error, and return the text. In the loop's thread."""
+        text = (
+            f"the disk of {self.file.path} has not answered for {for_s:g} s: see the system's log, and what "
+            "else uses that disk; the store goes on by itself when it answers"
+        )
+        self.figures.faults.failed(text)
+        self._answer(Written(self._synced, self._order, text))
+        return text
+
+    def answers_again(self) -> None:
+        """The disk has answered after all: report what holds now."""
+        self._answer(Written(self._synced, self._order, self.figures.error))
+
     def report(self, text: str) -> None:
         """Tell that nothing can be written now, and why."""
         self.figures.errors += 1
