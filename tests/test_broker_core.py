@@ -13,7 +13,7 @@ from bstar.wire import batches, native
 from bstar_broker.core import BrokerSettings, NodeState
 from bstar_broker.core.management import Management, Pictures, broker_state
 from bstar_broker.core.records import Bundle
-from support.desk import Desk, ident
+from support.desk import Desk, heard, ident
 
 HEARTBEAT02 = [b"MDPW02", b"\x05"]
 
@@ -116,3 +116,30 @@ def test_a_services_workers_are_listed_however_many_others_there_are(desk: Desk)
     _, listed = management.answer(b"mmi.workers", [b"rare"], Pictures(), desk.now)
     digest = blake2b(b"late", digest_size=8).hexdigest()
     assert [worker["worker"] for worker in json.loads(listed)] == [digest]
+
+
+def test_a_worker_that_has_closed_keeps_its_requests_while_messages_are_unread() -> None:
+    desk = Desk(b"w1", b"w2")
+    desk.request(b"c", 1)
+    desk.broker.unreachable(b"w1", desk.now)
+    for _ in range(10):
+        assert desk.broker.unread(desk.now, is_any=True)
+        assert not given(desk.wait(0.1))
+    (frames,) = desk.final(b"w1", 1)
+    assert (frames[0], heard(frames).command) == (b"c", native.FINAL)
+    assert not desk.broker.unread(desk.now, is_any=True)
+
+
+def test_a_worker_that_has_closed_is_lost_at_its_expiry_although_messages_are_unread() -> None:
+    desk = Desk(b"w1", b"w2")
+    desk.request(b"c", 1)
+    expires_at = desk.ledger.workers[b"w1"].expires_at
+    desk.broker.unreachable(b"w1", desk.now)
+    while desk.broker.unread(desk.now, is_any=True):
+        desk.send(b"w2", *native.encode_heartbeat(0))
+        desk.wait(0.01)
+    assert expires_at <= desk.now < expires_at + 0.2
+
+
+def given(frames: list[list[bytes]]) -> list[bytes]:
+    return [each[0] for each in frames if heard(each).command == native.REQUEST]

@@ -203,3 +203,29 @@ def test_nor_does_a_worker_of_a_front(settings: Settings, monkeypatch: pytest.Mo
         monkeypatch.setattr(server.node, "front_unsent", unsent)
         server._carry_out([*outputs, heartbeat])
     assert (tries, lost) == ([b"0", b"heartbeat"], outputs)
+
+
+def test_messages_may_be_unread_of_a_worker_whose_connection_is_gone(
+    settings: Settings, sent: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The core is told, again and again, until no such worker has requests."""
+    looks: list[bool] = []
+
+    def unread(now: float, *, is_any: bool) -> bool:
+        looks.append(is_any)
+        return len(looks) < 3
+
+    with BrokerServer(settings) as server, zmq.Context() as context, context.socket(zmq.DEALER) as worker:
+        worker.linger = 0
+        worker.connect(settings.endpoints.clients)
+        worker.send(b"last words")
+        assert server._router.poll(int(LIMIT_S * 1000))
+        monkeypatch.setattr(server.node.broker, "unread", unread)
+        server._carry_out([Send([b"gone"]), Send([b"gone"])])
+        assert looks == [True], "one look for both"
+        while len(looks) < 3:
+            server.reactor.turn()
+        assert looks[1:] == [False, False]
+        server.reactor.turn()
+        server._carry_out([Send([b"gone"])])
+        assert len(looks) == 4

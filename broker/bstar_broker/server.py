@@ -27,7 +27,7 @@ from bstar.net.curve import Gate, NodeSecurity
 from bstar.net.io_threads import keep_apart, new_context
 from bstar.net.listener import Listener
 from bstar.net.reactor import Reactor
-from bstar.net.sockets import NoMemoryError, new_router, receive_bodies, send, set_up_listener
+from bstar.net.sockets import NoMemoryError, is_readable, new_router, receive_bodies, send, set_up_listener
 from bstar.net.zap_socket import serve
 from bstar.pair.epoch_file import EpochFile, EpochKeeper
 from bstar.pair.shell import PairLinks, PairShell
@@ -78,6 +78,8 @@ _LARGE_BYTES = 64 << 10
 # libzmq's I/O thread asleep wakes it, which costs both threads more than the message does. More gain nothing.
 _BURST_MESSAGES = 8
 _BURST_S = 0.0005
+# How often a node looks for unread replies of workers whose connections are gone.
+_LOOKS_PER_HEARTBEAT = 16
 # Thousands of clients may come back in the same moment. The kernel takes net.core.somaxconn if that is less.
 _LISTEN_BACKLOG = 65_535
 # Replies that were sent must leave the process even if it ends right afterwards.
@@ -331,6 +333,7 @@ class BrokerServer(Closing):
         # What the messages of a burst have led to and was not sent yet, and when the first of it came.
         self._unsent: list[Send] = []
         self._unsent_since = 0.0
+        self._looks_for_last_words = False
         self.reactor.add_reader(
             socket, self._on_message, keeps_to_itself=True, read=self._read, flush=self._flush
         )
@@ -523,8 +526,24 @@ class BrokerServer(Closing):
         now = self.reactor.now()
         if type(output) is Dispatch:
             refused.add(output.frames[0])
-            return self.node.undelivered(output, now)
-        return self.node.unreachable(output.frames[0], now, is_gone=error.errno == zmq.EHOSTUNREACH)
+            follows = self.node.undelivered(output, now)
+        else:
+            is_gone = error.errno == zmq.EHOSTUNREACH
+            follows = self.node.unreachable(output.frames[0], now, is_gone=is_gone)
+        if not self._looks_for_last_words:
+            self._look_for_last_words(now)
+        return follows
+
+    def _look_for_last_words(self, now: float) -> None:
+        """While a worker whose connection is gone has requests, look whether its last replies may be unread.
+
+        libzmq refuses to send to it before we have read what it sent.
+        """
+        self._looks_for_last_words = self.node.broker.unread(now, is_any=is_readable(self._router))
+        if self._looks_for_last_words:
+            # Several times in the interval of a sweep, which gives its requests away.
+            interval_s = self.settings.timing.worker_heartbeat_interval_s / _LOOKS_PER_HEARTBEAT
+            self.reactor.call_at(now + interval_s, self._look_for_last_words)
 
 
 @contextmanager

@@ -192,6 +192,10 @@ class Broker:
         """A Send found no connection to this peer (``is_gone``) or no room in it."""
         return self._registry.unreachable(routing_id, is_gone, now)
 
+    def unread(self, now: float, *, is_any: bool) -> bool:
+        """See ``Registry.unread``."""
+        return self._registry.unread(is_any, now)
+
     def sender_gone(self, client: bytes, now: float) -> None:
         """A client's connection is over, and libzmq made its routing id: what waits of it leaves."""
         self._endings.release_client(client, now, is_new_each_time=True)

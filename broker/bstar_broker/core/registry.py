@@ -434,11 +434,22 @@ class WorkerRegistry:
         if not worker.held:
             return self._lose(worker, "unreachable", now)
         # A leaving worker sends its last reply and closes. The reply may be unread here. So the worker keeps
-        # its requests until the next sweep and gets no more.
+        # its requests for a sweep's interval, and for longer while messages are unread (``unread``). It gets
+        # no more.
         worker.service.idle.pop(worker, None)
         if worker.gone_at is None:
             worker.gone_at = now
         return []
+
+    def unread(self, is_any: bool, now: float) -> bool:
+        """``is_any``: the socket has messages that nobody has read. True if some may be of a worker whose
+        connection is gone: it keeps its requests for another while.
+        """
+        gone = [worker for worker in self._workers.values() if worker.gone_at is not None]
+        if is_any:
+            for worker in gone:
+                worker.gone_at = now
+        return bool(gone)
 
     def undelivered(self, routing_id: bytes, item: bytes | Bundle, now: float) -> list[Output]:
         """A Dispatch of ``item`` found no connection, or a full one: it never reached its worker, which is
