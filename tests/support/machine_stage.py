@@ -23,12 +23,9 @@ import msgspec
 
 from bstar.errors import RemoteProtocolError
 from bstar.star import (
-    Activated,
     ArbiterAnswer,
     AskArbiter,
-    Deactivated,
     EpochHeard,
-    Fatal,
     Handover,
     Leave,
     LinkLost,
@@ -38,8 +35,6 @@ from bstar.star import (
     PeerGarbage,
     PeerMessage,
     PeerRefused,
-    PersistEpoch,
-    PersistPause,
     Promotion,
     Publish,
     ResumeTakeovers,
@@ -54,6 +49,7 @@ from bstar.star import (
 )
 from bstar.wire.arbiter import Answer
 from bstar.wire.peer import PeerState, decode
+from support.starwire import text_of
 
 ARBITER = "tcp://arbiter:5010"
 HEARD_AT = 9.5
@@ -266,18 +262,8 @@ class MachineStage:
                 case AskArbiter(question):
                     number = "" if question.verb == "look" else f" {question.number}"
                     yield f"-> arbiter: {question.verb}{number}"
-                case PersistEpoch(epoch):
-                    yield f"keeps epoch {epoch}"
-                case Activated(epoch, _):
-                    yield f"serves in epoch {epoch}"
-                case Deactivated():
-                    yield "serves no more"
-                case PersistPause(number, for_s, why):
-                    yield f"keeps order {number}, a pause for {for_s:g} s: {why}"
-                case Fatal(error):
-                    yield f"ends with status {error.exit_code}: {error}"
                 case _:
-                    yield output.text
+                    yield text_of(output)
 
     def _details(self, message: PeerState) -> str:
         found = []

@@ -11,28 +11,18 @@ import heapq
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from bstar.star import (
     Activated,
-    ArbiterLost,
-    ArbiterSeen,
     AskArbiter,
-    Claimed,
-    ClientsCutOff,
     Deactivated,
-    Drained,
     Fatal,
-    HandoverRefused,
     Output,
-    PeerAsked,
-    PeerLost,
     PeerMessage,
-    PeerRejected,
-    PeerSeen,
     PersistEpoch,
     PersistPause,
     Publish,
-    Rejoined,
     Role,
     Stall,
     StarMachine,
@@ -40,10 +30,7 @@ from bstar.star import (
     State,
     StateChanged,
     Subscription,
-    TakeoversPaused,
-    TakeoversResumed,
     Tick,
-    TimeoutAdapted,
     Vote,
 )
 from bstar.wire.peer import PeerState, decode, encode
@@ -338,6 +325,7 @@ class Wire:
 
 
 def describe(output: Output) -> str:
+    """An output as a line of a transcript; "" if nobody waits for it."""
     match output:
         case Publish(message):
             extras = [
@@ -348,31 +336,26 @@ def describe(output: Output) -> str:
             ]
             words = [State(message.state).name, f"epoch {message.epoch}", *filter(None, extras)]
             return "  says " + ", ".join(words)
-        case StateChanged(old, new, event, reason):
-            return f"{old.name} -> {new.name} on {event.name}: {reason}"
-        case Activated(epoch, _):
-            return f"  serves in epoch {epoch}"
-        case Deactivated(_):
-            return "  serves no more"
-        case PersistEpoch(epoch):
-            return f"  keeps epoch {epoch}"
-        case PeerAsked(reason):
-            return f"  asks: {reason}"
-        case PeerSeen(state, node):
-            return f"  sees its peer, {state.name}, {node or 'of the published kind'}"
-        case PeerLost(is_gone=True):
-            return "  finds that its peer's process is gone"
-        case PeerLost(silent_s):
-            return f"  has not heard its peer for {silent_s:.1f} s"
-        case PeerRejected(reason, text):
-            return f"  rejects a stranger ({reason}): {text}"
-        case HandoverRefused(text):
-            return f"  refuses to hand over: {text}"
-        case ClientsCutOff(clients, _, for_s, verdict):
-            return f"  {clients} clients reach only the passive node for {for_s:.1f} s: {verdict}"
-        case TakeoversPaused() | TakeoversResumed() | Drained() | Rejoined() | TimeoutAdapted():
-            return f"  {output.text}"
-        case PersistPause() | AskArbiter() | Claimed() | ArbiterSeen() | ArbiterLost():
+        case PersistPause() | AskArbiter():
             return ""
+        case StateChanged():
+            return text_of(output)
+        case _:
+            return f"  {text_of(output)}"
+
+
+def text_of(output: Any) -> str:
+    """What an output that is no message comes to, as the log has it if the log has it."""
+    match output:
+        case PersistEpoch(epoch):
+            return f"keeps epoch {epoch}"
+        case Activated(epoch, _):
+            return f"serves in epoch {epoch}"
+        case Deactivated():
+            return "serves no more"
+        case PersistPause(number, for_s, why):
+            return f"keeps order {number}, a pause for {for_s:g} s: {why}"
         case Fatal(error):
-            return f"  ends with status {error.exit_code}: {error}"
+            return f"ends with status {error.exit_code}: {error}"
+        case _:
+            return str(output.text)
