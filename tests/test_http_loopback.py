@@ -374,6 +374,22 @@ def test_large_heads_and_bodies_are_refused(bounded: int) -> None:
             assert told.read().startswith(b"HTTP/1.1 413 ")
 
 
+@pytest.mark.parametrize("length", [b"Content-Length: 20000000", b"Transfer-Encoding: chunked"])
+def test_who_sends_much_too_large_a_body_reads_the_answer_and_asks_again(bounded: int, length: bytes) -> None:
+    """A connection that ends with unread data is reset, and a reset can come before the answer is read."""
+    with connected(bounded) as large, large.makefile("rb") as told:
+        large.sendall(b"POST /call/echo HTTP/1.1\r\nHost: h\r\n" + length + b"\r\n\r\n")
+        for _ in range(20):
+            large.sendall((b"f4240\r\n" if b"chunked" in length else b"") + b"x" * 1_000_000)
+            large.sendall(b"\r\n" if b"chunked" in length else b"")
+        large.sendall(b"0\r\n\r\n" if b"chunked" in length else b"")
+        large.sendall(b"POST /call/echo HTTP/1.1\r\nHost: h\r\nConnection: close\r\n")
+        large.sendall(b"Content-Length: 1\r\n\r\nx")
+        answers = told.read()
+    assert answers.startswith(b"HTTP/1.1 413 ")
+    assert b"HTTP/1.1 200 " in answers
+
+
 def test_a_socket_carries_many_calls_at_once(bounded: int) -> None:
     carry_many(f"ws://127.0.0.1:{bounded}/socket")
 

@@ -50,7 +50,8 @@ class Caller:
         """The whole body. FrontError if it is too large, or takes too long."""
         length = headers.get("content-length", "0")
         if length.isascii() and length.isdigit() and int(length) > bytes_max:
-            raise _too_large(bytes_max)
+            # Who waits for a 100 sends no body now, so the connection must end.
+            raise _too_large(bytes_max, _LAST if "expect" in headers else None)
         self._is_reading = True
         try:
             return await self._read(bytes_max)
@@ -113,5 +114,6 @@ class Caller:
 _LAST: Final = {"Connection": "close"}
 
 
-def _too_large(bytes_max: int) -> FrontError:
-    return FrontError("too-large", f"a body has at most {bytes_max} bytes here", headers=_LAST)
+def _too_large(bytes_max: int, headers: dict[str, str] | None = None) -> FrontError:
+    """The server reads on and forgets, within ``slow_s``: a reset would take the answer with it."""
+    return FrontError("too-large", f"a body has at most {bytes_max} bytes here", headers=headers)
