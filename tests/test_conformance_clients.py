@@ -1,8 +1,8 @@
 """Our own client and worker in plain MDP/0.2, heard by a broker that is a TCP socket and a frame table.
 
 The broker's end spells out ZMTP and MDP itself, so it sees what no ZeroMQ socket would show: which socket
-type the other end is, when a connection is closed, and when a new one is made. test_mdp02_client.py and
-test_worker_scripts.py have the rules in virtual time. The ids are in tests/support/requirements.py.
+type the other end is, when a connection is closed, and when a new one is made. test_client_scripts.py
+and test_worker_scripts.py have the rules in virtual time. The ids are in tests/support/requirements.py.
 """
 
 from __future__ import annotations

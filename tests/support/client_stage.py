@@ -1,8 +1,9 @@
 """A client's session and the two nodes that it knows, ``primary`` and ``backup``: one line of a script each.
 
 ``new`` is a session that knows nothing (settings follow, ``alone``: with one node), ``served`` one whose
-primary serves and whose backup stands by. ``call NAME`` begins a call: ``for=2`` is its timeout (``for=-``:
-none), ``once`` forbids a second execution, then ``stream``, ``key=``, ``service=``, ``body=`` and ``bytes=``.
+primary serves and whose backup stands by, ``plain`` one of MDP/0.2 (or ``01``) with both connected, unless
+``unconnected``. ``call NAME`` begins a call: ``for=2`` is its timeout (``for=-``: none), ``once`` forbids a
+second execution, then ``stream``, ``key=``, ``service=``, ``body=`` and ``bytes=``.
 ``together`` begins several in one turn. A node ``connects`` or ``says`` how it stands (``epoch=``, ``peer=``,
 ``retry=`` and ``timeout=`` in milliseconds, ``lacks=`` a feature), ``refuses`` a call so, and answers.
 ``wait`` lets time pass; ``8 times wait 0.25; primary says ACTIVE`` does all of it again and again.
@@ -13,7 +14,7 @@ allows; PINGs are counted. ``*`` is for observers, ``=`` tells what has changed,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -25,9 +26,11 @@ from bstar.wire.messages import NodeStatus
 from bstar.wire.native_broker import NativeAsker
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.outputs import Announce, Deliver, DeliverAll, Fail, Output, Report, Reset, Send
+from bstar_client.core.plain.attempt_session import AttemptSession, Mdp01Session, Mdp02Session
 from bstar_client.core.session_settings import SessionSettings
 from support.client_desk import CODEC, ENDPOINTS, Desk, read_all, status
-from support.stage import Stage, options_of
+from support.client_outputs import SessionDesk
+from support.stage import Stage, frame_of, options_of, text_of
 
 NODES = ("primary", "backup")
 _STATES = {"SILENT": 0} | {state.name: int(state) for state in State}
@@ -57,12 +60,28 @@ class _Desk(Desk):
             self.show(output)
 
 
+class _PlainDesk(SessionDesk):
+    """The same of a plain client."""
+
+    now = 100.0
+
+    def __init__(self, session: AttemptSession, show: Callable[[Output], None]) -> None:
+        super().__init__()
+        self.session: AttemptSession = session
+        self.show = show
+
+    def take(self, outputs: Sequence[Output]) -> None:
+        super().take(outputs)
+        for output in outputs:
+            self.show(output)
+
+
 class ClientStage(Stage):
     """A client and two nodes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._desk: _Desk
+        self._desk: _Desk | _PlainDesk
         self._calls: dict[str, Call] = {}
         self._is_waiting = False
 
@@ -76,15 +95,34 @@ class ClientStage(Stage):
         endpoints = ENDPOINTS[:1] if options.pop("alone", None) is not None else ENDPOINTS
         limits: dict[str, Any] = {name: int(value) for name, value in options.items()}
         self._calls.clear()
-        self._desk = _Desk(endpoints, SessionSettings(**limits))
-        self._desk.show = self._show
+        desk = self._desk = _Desk(endpoints, SessionSettings(**limits))
+        desk.show = self._show
         self._began_at = self._desk.now
         self.begin()
 
+    def do_plain(self, words: list[str]) -> None:
+        """One of MDP/0.2, or of MDP/0.1, that is connected to both nodes."""
+        options = options_of(words)
+        is_connected = options.pop("unconnected", None) is None
+        kind = Mdp01Session if options.pop("01", None) is not None else Mdp02Session
+        limits: dict[str, Any] = {name: int(value) for name, value in options.items()}
+        self._calls.clear()
+        session = kind(ENDPOINTS, now=_PlainDesk.now, settings=SessionSettings(**limits))
+        self._desk = _PlainDesk(session, self._show)
+        self._began_at = self._desk.now
+        if is_connected:
+            self._desk.connect(0, 1)
+        self.begin()
+
+    @property
+    def _native(self) -> _Desk:
+        assert isinstance(self._desk, _Desk)
+        return self._desk
+
     def do_served(self, words: list[str]) -> None:
         self.do_new(words)
-        self._desk.connect(0, status(State.ACTIVE, peer=State.PASSIVE))
-        self._desk.connect(1, status(State.PASSIVE, peer=State.ACTIVE, retry_after_ms=1000))
+        self._native.connect(0, status(State.ACTIVE, peer=State.PASSIVE))
+        self._native.connect(1, status(State.PASSIVE, peer=State.ACTIVE, retry_after_ms=1000))
         self.begin()
 
     def _begin(self, name: str, options: dict[str, str]) -> Call:
@@ -162,14 +200,16 @@ class ClientStage(Stage):
     # --- nodes ----------------------------------------------------------------------------------------------
 
     def peer_connects(self, node: int, words: list[str]) -> None:
-        self._desk.connect(node, _status(words) if words else None)
+        self._desk.connect(node)
+        if words:
+            self.peer_says(node, words)
 
     def peer_breaks(self, node: int, words: list[str]) -> None:
         session, now = self._desk.session, self._desk.now
         self._desk.take(session.disconnected(node, now, is_untrusted="untrusted" in words))
 
     def peer_says(self, node: int, words: list[str]) -> None:
-        self._desk.pong(node, _status(words))
+        self._native.pong(node, _status(words))
 
     def peer_refuses(self, node: int, words: list[str]) -> None:
         """One call, or several with commas."""
@@ -177,39 +217,45 @@ class ClientStage(Stage):
         was_dispatched = "dispatched" in said
         told = _status([word for word in said if word != "dispatched"])
         for call in self._named(names.split(",")):
-            self._desk.refuse(node, call, told, was_dispatched=was_dispatched)
+            self._native.refuse(node, call, told, was_dispatched=was_dispatched)
 
     def peer_final(self, node: int, words: list[str]) -> None:
         """One reply; or several in one message, ``a=A b=B``."""
         name, *rest = words
         options = options_of(rest)
         body = next((word for word in rest if not word.startswith("parts=")), "done")
-        self._desk.final(node, self._calls[name], body.encode(), int(options.get("parts", 0)))
+        self._native.final(node, self._calls[name], body.encode(), int(options.get("parts", 0)))
 
     def peer_finals(self, node: int, words: list[str]) -> None:
         pairs = options_of(words).items()
         calls = self._named([name for name, _ in pairs])
         numbers = [int.from_bytes(call.identity[16:], "big") for call in calls]
         bodies = [body.encode() for _, body in pairs]
-        self._desk.hear(node, [b"", *native.encode_finals(calls[0].identity[:16], 1, numbers, bodies)])
+        self._native.hear(node, [b"", *native.encode_finals(calls[0].identity[:16], 1, numbers, bodies)])
 
     def peer_partial(self, node: int, words: list[str]) -> None:
         name, index, *body = words
-        self._desk.partial(node, self._calls[name], int(index), "".join(body or ["part"]).encode())
+        self._native.partial(node, self._calls[name], int(index), "".join(body or ["part"]).encode())
 
     def peer_error(self, node: int, words: list[str]) -> None:
         name, code, *reason = words
         number = int(code) if code.isdigit() else wire.ErrorCode[code]
         text = getattr(refusals, reason[0]).text if reason else "because"
-        self._desk.error(node, self._calls[name], number, text.encode())
+        self._native.error(node, self._calls[name], number, text.encode())
 
     def peer_busy(self, node: int, words: list[str]) -> None:
-        self._desk.busy(node, self._calls[words[0]], int(words[1]))
+        self._native.busy(node, self._calls[words[0]], int(words[1]))
 
-    def peer_raw(self, node: int, words: list[str]) -> None:
-        """Frames in hexadecimal digits."""
-        frames = [bytes.fromhex(word) for word in words]
+    def peer_frames(self, node: int, words: list[str]) -> None:
+        """Any message."""
+        frames = [frame_of(word) for word in words]
         self._desk.take(self._desk.session.receive(node, frames, self._desk.now))
+
+    def peer_plain_final(self, node: int, words: list[str]) -> None:
+        self.peer_frames(node, ["MDPC02", "\\x03", "echo", *(words or ["done"])])
+
+    def peer_plain_partial(self, node: int, words: list[str]) -> None:
+        self.peer_frames(node, ["MDPC02", "\\x02", "echo", *words])
 
     # --- what is seen ---------------------------------------------------------------------------------------
 
@@ -219,6 +265,8 @@ class ClientStage(Stage):
 
     def _texts_of(self, output: Output) -> Iterator[str]:
         match output:
+            case Send(node, frames) if not frames[0].startswith(b"\xb5"):
+                yield f"-> {NODES[node]} {' '.join(map(text_of, frames))}"
             case Send(node, frames):
                 yield from self._sent(NODES[node], read_all(frames))
             case Reset(node):
@@ -252,10 +300,10 @@ class ClientStage(Stage):
         yield " ".join(["->", node, *_COMMANDS.get(first.command, ()), ", ".join(about)])
 
     def _reply(self, reply: Reply) -> str:
-        body = b" ".join(reply.frames).decode() or "nothing"
+        body = " ".join(map(text_of, reply.frames))
         if not reply.is_final:
             return f"part {reply.index}, {body}"
-        parts = "".join(f"{b' '.join(part).decode()} + " for part in reply.partials)
+        parts = "".join(f"{' '.join(map(text_of, part))} + " for part in reply.partials)
         attempts = f", attempt {reply.attempts}" if reply.attempts > 1 else ""
         return f"reply {parts}{body}, {_value(reply.endpoint)} after {reply.elapsed_s:g} s{attempts}"
 
