@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,10 +161,10 @@ def test_what_could_not_be_stored_is_tried_again_until_it_is(file: EpochFile) ->
     mend = broken(file)
     keeper.keep(3, 0.0)
     assert keeper.error == "Is a directory"
-    keeper.retry(1.0)
+    keeper.look(1.0)
     assert not file.path.exists()
     mend()
-    keeper.retry(2.0)
+    keeper.look(2.0)
     assert keeper.error == ""
     assert file.load() == 3
 
@@ -178,7 +179,7 @@ def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
     keeper.keep(3, 0.0)
     assert keeper.error
     file.path.parent.parent.unlink()
-    keeper.retry(1.0)
+    keeper.look(1.0)
     assert keeper.error == ""
     assert file.load() == 3
 
@@ -189,16 +190,82 @@ def test_a_later_epoch_is_tried_instead_of_an_earlier_one(file: EpochFile) -> No
     keeper.keep(3, 0.0)
     keeper.keep(5, 0.5)
     mend()
-    keeper.retry(1.0)
+    keeper.look(1.0)
     assert file.load() == 5
 
 
 def test_an_epoch_that_is_stored_is_not_written_again(file: EpochFile) -> None:
     keeper = EpochKeeper(file)
+    assert keeper.open() == 0
     keeper.keep(3, 0.0)
-    file.path.unlink()
-    keeper.retry(1.0)
+    before = file.path.stat()
+    keeper.look(1.0)
+    assert os.path.samestat(before, file.path.stat())
+    keeper.close()
+
+
+def test_a_node_without_an_epoch_writes_none(file: EpochFile) -> None:
+    keeper = EpochKeeper(file)
+    assert keeper.open() == 0
+    keeper.look(1.0)
     assert not file.path.exists()
+    keeper.close()
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_what_was_removed_under_a_running_node_is_there_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    """The next activation found it, and a restart before that forgot the epoch."""
+    file = EpochFile(tmp_path / "state")
+    file.save(3)
+    keeper, other = EpochKeeper(file), EpochKeeper(EpochFile(tmp_path / "state"))
+    assert keeper.open() == 3
+    if what == "folder":
+        shutil.rmtree(tmp_path / "state")
+    else:
+        file.path.unlink()
+    keeper.look(1.0)
+    assert (file.read(), keeper.error) == (3, "")
+    assert "was missing: it is there again, with epoch 3" in caplog.text
+    with pytest.raises(ConfigurationError, match="another process uses"):
+        other.open()
+    keeper.close()
+
+
+def test_a_folder_that_another_process_took_meanwhile_is_left_to_it(tmp_path: Path) -> None:
+    keeper, other = EpochKeeper(EpochFile(tmp_path / "state")), EpochKeeper(EpochFile(tmp_path / "state"))
+    keeper.open()
+    keeper.keep(3, 0.0)
+    shutil.rmtree(tmp_path / "state")
+    assert other.open() == 0
+    keeper.look(1.0)
+    assert "another process" in keeper.error
+    assert not other.file.path.exists()
+    other.close()
+    keeper.look(2.0)
+    assert (keeper.error, keeper.file.read()) == ("", 3)
+    keeper.close()
+
+
+def test_a_folder_that_becomes_read_only_is_noticed_before_the_next_epoch(
+    file: EpochFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.save(3)
+    keeper = EpochKeeper(file)
+    assert keeper.open() == 3
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)
+        patch.setattr(Path, "open", fails)
+        keeper.look(1.0)
+        assert keeper.error == "Read-only file system"
+    keeper.look(2.0)
+    assert keeper.error == ""
+    keeper.close()
 
 
 def test_a_failure_is_told_at_once_and_each_minute_and_so_is_its_end(
@@ -209,9 +276,9 @@ def test_a_failure_is_told_at_once_and_each_minute_and_so_is_its_end(
     with caplog.at_level(logging.INFO, "bstar.pair"):
         keeper.keep(3, 100.0)
         for second in range(1, 121):
-            keeper.retry(100.0 + second)
+            keeper.look(100.0 + second)
         mend()
-        keeper.retry(230.0)
+        keeper.look(230.0)
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR", "ERROR", "WARNING"]
     assert "epoch 3 could not be stored" in caplog.messages[0]
     assert "is stored in" in caplog.messages[-1]

@@ -1,7 +1,7 @@
 """The epoch of a node's last activation, kept across restarts in one small file.
 
-The file is always whole (``whole_file``). ``EpochKeeper`` writes it while the node serves, and retries after
-a failure.
+The file is always whole (``whole_file``). ``EpochKeeper`` writes it while the node serves, retries after a
+failure, and restores a folder that was removed.
 
 A process that uses the file holds a lock on its folder (flock of ``STATE_DIR/epoch.lock``), which ends with
 the process. So two nodes cannot share a folder, and ``bstar epoch reset`` cannot write beside a node.
@@ -29,14 +29,32 @@ class EpochFile:
     def __init__(self, state_dir: str | os.PathLike[str]) -> None:
         self._folder = Path(state_dir)
         self.path = self._folder / "epoch"
+        self._lock_path = self._folder / "epoch.lock"
         self._lock: int | None = None
 
+    @property
+    def is_locked(self) -> bool:
+        """True if the folder is still the one that was locked."""
+        try:
+            found = self._lock_path.stat()
+        except OSError:
+            return False
+        return self._lock is None or os.path.samestat(found, os.fstat(self._lock))
+
+    def may_hold(self, epoch: int) -> bool:
+        """True if the file is there, unless ``epoch`` is 0, and can be replaced, as far as this is cheap to
+        know.
+        """
+        return os.access(self._folder, os.W_OK) and (epoch == 0 or self.path.exists())
+
     def lock(self) -> bool:
-        """Take the folder, which is made if it is missing, until ``unlock`` or the end of this process.
+        """Take the folder, which is made if it is missing, until ``unlock`` or the end of this process. The
+        lock of a folder that is gone ends.
 
         False if another process has it. OSError if the folder cannot be made or its file system has no locks.
         """
-        self._lock = lock_file(self.path.with_name("epoch.lock"))
+        self.unlock()
+        self._lock = lock_file(self._lock_path)
         return self._lock is not None
 
     def unlock(self) -> None:
@@ -89,7 +107,7 @@ class EpochFile:
 
 
 class EpochKeeper:
-    """Stores the epoch of each activation, and retries until it succeeds.
+    """Stores the epoch of each activation, retries until it succeeds, and sees that it stays stored.
 
     The node serves meanwhile. Peer and workers know the epoch, so the file matters only if all of them
     restart at once. A full disk must not stop the service for that. ``error`` says why the epoch is not
@@ -109,17 +127,18 @@ class EpochKeeper:
         try:
             is_free = self.file.lock()
         except OSError as error:
-            epoch = self.file.load()  # says what is wrong if it is more than the lock
+            self._epoch = self.file.load()  # says what is wrong if it is more than the lock
             _log.warning(
                 "%s cannot be locked: %s; nothing keeps another node from using it", self.file.path, error
             )
-            return epoch
+            return self._epoch
         if not is_free:
             raise ConfigurationError(
                 f"state_dir: another process uses {self.file.path.parent}: each node needs a directory of "
                 "its own; stop the process that has this one, or name another one"
             )
-        return self.file.load()
+        self._epoch = self.file.load()
+        return self._epoch
 
     def close(self) -> None:
         """Leave the file to others. Idempotent."""
@@ -131,25 +150,44 @@ class EpochKeeper:
         try:
             self.file.save(epoch)
         except OSError as error:
-            text = str(error.strerror or error)
-            if text != self.error or now >= self._reported_at + _REMIND_S:
-                self._reported_at = now
-                _log.error(
-                    "epoch %d could not be stored in %s: %s; the node serves and tries again",
-                    epoch,
-                    self.file.path,
-                    text,
-                )
-            self.error = text
+            self._fail(str(error.strerror or error), now)
             return
         if self.error:
             self.error = ""
             _log.warning("epoch %d is stored in %s again", epoch, self.file.path)
 
-    def retry(self, now: float) -> None:
-        """Retry a failed store."""
-        if self.error:
-            self.keep(self._epoch, now)
+    def look(self, now: float) -> None:
+        """Retry a failed store. See that the next one will not fail: somebody may have removed the folder, or
+        the system may have made it read-only.
+        """
+        is_well, is_locked = not self.error, self.file.is_locked
+        if is_well and is_locked and self.file.may_hold(self._epoch):
+            return
+        if not is_locked and not self._lock_again(now):
+            return
+        self.keep(self._epoch, now)
+        if is_well and not self.error:
+            _log.warning("%s was missing: it is there again, with epoch %d", self.file.path, self._epoch)
+
+    def _lock_again(self, now: float) -> bool:
+        try:
+            is_free = self.file.lock()
+        except OSError:
+            return True  # ``keep`` says what is wrong
+        if not is_free:
+            self._fail("another process has taken the directory", now)
+        return is_free
+
+    def _fail(self, text: str, now: float) -> None:
+        if text != self.error or now >= self._reported_at + _REMIND_S:
+            self._reported_at = now
+            _log.error(
+                "epoch %d could not be stored in %s: %s; the node serves and tries again",
+                self._epoch,
+                self.file.path,
+                text,
+            )
+        self.error = text
 
 
 def _encode(epoch: int) -> bytes:

@@ -63,8 +63,8 @@ _log = logging.getLogger("bstar.pair")
 # started connects at least once a second (see ``bstar.pair.peer_link``).
 LAST_WORD_S = 1.5
 
-# How often it retries to store an epoch.
-_EPOCH_RETRY_S = 1.0
+# How often it looks whether its epoch is stored, and retries.
+_EPOCH_LOOK_S = 1.0
 
 # Two nodes that start together, by hand or by a supervisor, have met by then.
 FIRST_S = 5.0
@@ -180,7 +180,7 @@ class PairShell(Generic[Out]):
         reactor.add_timer(FIRST_S / 5, lambda now: self._log.remind(machine.trouble(now), now))
         reactor.on_stop(lambda now: self.step(Leave(), now), machine.has_left)
         if epochs is not None:
-            reactor.add_timer(_EPOCH_RETRY_S, epochs.retry)
+            reactor.add_timer(_EPOCH_LOOK_S, epochs.look)
 
     @property
     def peer_fault(self) -> str:
