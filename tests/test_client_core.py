@@ -5,23 +5,17 @@ from __future__ import annotations
 import queue
 from dataclasses import dataclass
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bstar.wire import native
-from bstar.wire.messages import ALL_FEATURES, READS_EXTENDED, NodeStatus
+from bstar.wire.messages import NodeStatus
 from bstar.wire.native_broker import NativeAsker
 from bstar_client.calls.delivery import Delivery
 from bstar_client.core.calls import Call
 from bstar_client.core.outputs import Deliver
 from support.client_desk import ACTIVE, CLIENT_ID, CODEC, PASSIVE, SILENT, Desk, status
-
-
-@pytest.fixture
-def desk() -> Desk:
-    return Desk()
 
 
 def test_identities_are_the_client_id_and_a_number_from_one(served: Desk) -> None:
@@ -223,23 +217,6 @@ def together(
     calls = [Call(service, [body], deadline, begun_at=desk.now) for body in bodies]
     desk.take(desk.session.submit_all(calls, desk.now))
     return calls
-
-
-@pytest.mark.requirement("BSN-G-20")
-def test_a_node_that_did_not_say_so_is_sent_no_row_with_headers(desk: Desk) -> None:
-    told = status(ACTIVE)
-    desk.connect(0, msgspec.structs.replace(told, features=ALL_FEATURES & ~READS_EXTENDED))
-    for number, batches in ((0, 1), (4, 2)):
-        deadline = desk.now + 30
-        calls = [
-            Call(b"echo", [b"x"], deadline, extensions=octets) for octets in (b"", b"\x40\0\0", b"", b"")
-        ]
-        desk.take(desk.session.submit_all(calls, desk.now))
-        assert desk.batches == batches
-        sent = {message.identity: message.extensions for _, message in desk.sent[number:]}
-        assert all(sent[call.identity] == call.extensions for call in calls)
-        desk.pong(0, told)
-    assert len(desk.requests(0)) == 8
 
 
 @pytest.mark.requirement("BSN-G-15")

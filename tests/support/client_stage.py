@@ -3,7 +3,7 @@
 ``new`` is a session that knows nothing (settings follow, ``alone``: with one node), ``served`` one whose
 primary serves and whose backup stands by, ``plain`` one of MDP/0.2 (or ``01``) with both connected, unless
 ``unconnected``. ``call NAME`` begins a call: ``for=2`` is its timeout (``for=-``: none), ``once`` forbids a
-second execution, then ``stream``, ``key=``, ``service=``, ``body=`` and ``bytes=``.
+second execution, then ``stream``, ``key=``, ``headers``, ``service=``, ``body=``, ``bytes=``.
 ``together`` begins several in one turn. A node ``connects`` or ``says`` how it stands (``epoch=``, ``peer=``,
 ``retry=`` and ``timeout=`` in milliseconds, ``lacks=`` a feature), ``refuses`` a call so, and answers.
 ``wait`` lets time pass; ``8 times wait 0.25; primary says ACTIVE`` does all of it again and again.
@@ -137,6 +137,8 @@ class ClientStage(Stage):
             key=options["key"].encode() if "key" in options else None,
             begun_at=self._desk.now,
         )
+        if "headers" in options:
+            call.extensions = b"\x40\0\0"
         self._calls[name] = call
         return call
 
@@ -295,7 +297,9 @@ class ClientStage(Stage):
         if first.command == native.REQUEST and not first.flags & native.FLAG_WHOLE:
             words.append("stream")
         times = list(dict.fromkeys(message.value for message in messages))
-        calls = " ".join(self._name_by(message.identity) for message in messages)
+        calls = " ".join(
+            self._name_by(each.identity) + "+headers" * (each.extensions != b"") for each in messages
+        )
         about = [f"{calls} in {first.epoch}", f"{' '.join(map(str, times))} ms", *words]
         yield " ".join(["->", node, *_COMMANDS.get(first.command, ()), ", ".join(about)])
 
