@@ -15,6 +15,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 import pytest
 from hypothesis import settings
 
+from support.zygote import use_zygote
+
 # How long one example takes says nothing on a machine that does other things as well.
 settings.register_profile("patient", settings(), deadline=None)
 settings.load_profile("patient")
@@ -42,6 +44,8 @@ def _refuse(event: str, _: object) -> None:
 
 
 sys.addaudithook(_refuse)
+
+use_zygote()
 
 # To rewrite the assertions of all modules takes four times as long as to collect their tests, so pytest keeps
 # what it wrote.
