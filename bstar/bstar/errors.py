@@ -43,6 +43,10 @@ _REPR_CHARS_MAX = 300
 class BstarError(Exception):
     """The root: ``except BstarError`` catches everything that bstar raises on purpose."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """An error travels to other processes as it is: its constructor may want other arguments."""
+        return _remade, (type(self), self.args, self.__dict__)
+
 
 class ConfigurationError(BstarError):
     """A file, flag or environment variable is wrong; the text names it and says what to do."""
@@ -256,3 +260,13 @@ class ForkedError(BstarError):
 
 class PipelineError(BstarError):
     """Spark could not run a job of the pipeline; the text is Spark's. It says nothing about the journals."""
+
+
+def _remade(
+    kind: type[BstarError], arguments: tuple[object, ...], attributes: dict[str, object]
+) -> BstarError:
+    """An error that came from another process."""
+    error = kind.__new__(kind)
+    error.args = arguments
+    error.__dict__.update(attributes)
+    return error

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from typing import NoReturn
 
 from bstar_client.arguments.checks import check_function, check_map
 from bstar_client.arguments.settings import ClientSettings, Net
@@ -39,6 +40,9 @@ class ClientBase:
         """The window of a ``map``, or of the method of this name, whose arguments are checked here."""
         size = check_map(bodies, window, ordered, errors)
         return Window(size, self.counters, name, is_ordered=ordered, is_returning=errors == "return")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} cannot be copied or pickled: make one in each process")
 
     def __repr__(self) -> str:
         """Its servers, and how many calls are under way."""

@@ -4,7 +4,7 @@ import os
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, get_args
 
 import msgspec
 import zmq
@@ -253,6 +253,9 @@ class BaseWorker(ABC, Generic[_HandlerT]):
         """Keep a histogram of the handlers' seconds from now on (``bstar_client.metrics``)."""
         if self._core.times is None:
             self._core.times = HandlerTimes()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} cannot be copied or pickled: make one in each process")
 
     def __repr__(self) -> str:
         """Its service, and which nodes have registered it."""
