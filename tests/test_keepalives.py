@@ -14,8 +14,6 @@ from support.desk import Desk, heard, ident
 from support.work import asked
 
 KEEPALIVE = b"\x01" * 24
-OTHER = b"\x02" * 24
-HEARTBEAT = native.encode_heartbeat(7)
 EXPIRY_S = 4.0
 BUSY_S = 20.0
 
@@ -25,119 +23,7 @@ def desk() -> Desk:
     return Desk(worker_heartbeat_interval_s=1.0, worker_liveness=4, busy_timeout_s=BUSY_S)
 
 
-def probes(frames: list[list[bytes]], keepalive: bytes = KEEPALIVE) -> int:
-    return sum(each[0] == keepalive for each in frames)
-
-
-def given(frames: list[list[bytes]]) -> list[bytes]:
-    """Who is given a request."""
-    return [each[0] for each in frames if each[1][2] == native.REQUEST]
-
-
 # --- the broker ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.requirement("BSN-B-24")
-def test_a_busy_worker_whose_keepalive_stands_keeps_its_request() -> None:
-    it = desk()
-    it.ready(b"w", keepalive=KEEPALIVE)
-    it.ready(b"v", keepalive=OTHER)
-    assert given(it.request(b"c", 1)) == [b"w"]
-    frames: list[list[bytes]] = []
-    for _ in range(int(BUSY_S) - 2):
-        it.send(b"v", *HEARTBEAT)
-        frames += it.wait(1.0)
-    assert probes(frames) >= 10
-    assert probes(frames, OTHER) == 0
-    assert given(frames) == []
-    (reply,) = it.final(b"w", 1)
-    assert (reply[0], heard(reply).identity) == (b"c", ident(1))
-    assert it.ledger.services[b"echo"].tally.redelivered == 0
-
-
-def test_a_busy_worker_whose_keepalive_is_gone_is_lost_at_its_expiry() -> None:
-    it = desk()
-    it.ready(b"w", keepalive=KEEPALIVE)
-    it.ready(b"v", keepalive=OTHER)
-    it.request(b"c", 1)
-    frames: list[list[bytes]] = []
-    while not probes(frames):
-        it.send(b"v", *HEARTBEAT)
-        frames += it.wait(0.25)
-    assert it.now <= EXPIRY_S + 0.5
-    outputs = it.broker.unreachable(KEEPALIVE, it.now)
-    assert given([output.frames for output in outputs if hasattr(output, "frames")]) == [b"v"]
-    assert b"w" not in it.ledger.workers
-
-
-def test_a_worker_that_is_stuck_gets_no_requests_until_it_answers() -> None:
-    it = desk()
-    it.ready(b"w", credit=2, keepalive=KEEPALIVE)
-    it.request(b"c", 1)
-    it.wait(EXPIRY_S + 1)
-    assert given(it.request(b"c", 2)) == []
-    assert given(it.send(b"w", *HEARTBEAT)) == [b"w"]
-
-
-@pytest.mark.parametrize("word", ["final", "partial", "error", "heartbeat"])
-def test_whatever_a_stuck_worker_says_ends_that(word: str) -> None:
-    it = desk()
-    it.ready(b"w", keepalive=KEEPALIVE)
-    it.request(b"c", 1)
-    it.wait(EXPIRY_S + 1)
-    service = it.ledger.services[b"echo"]
-    assert service.stuck == 1
-    words = {
-        "final": native.encode_final(ident(1), 7, 0, [b"done"]),
-        "partial": native.encode_partial(ident(1), 7, 0, [b"part"]),
-        "error": native.encode_error(ident(1), 7, 1, b"no"),
-        "heartbeat": HEARTBEAT,
-    }
-    it.send(b"w", *words[word])
-    assert service.stuck == 0
-    # A probe that was under way is about nothing any more.
-    it.broker.unreachable(KEEPALIVE, it.now)
-    assert b"w" in it.ledger.workers
-
-
-def test_a_worker_of_batches_that_is_stuck_answers_its_batch() -> None:
-    it = desk()
-    it.ready(b"w", credit=4, takes_batches=True, keepalive=KEEPALIVE)
-    it.requests(b"c", [1, 2, 3])
-    it.wait(EXPIRY_S + 1)
-    assert it.ledger.services[b"echo"].stuck == 1
-    it.finals(b"w", [1, 2, 3])
-    service = it.ledger.services[b"echo"]
-    assert (service.stuck, service.tally.answered, service.tally.redelivered) == (0, 3, 0)
-    assert len(service.idle) == 1
-
-
-def test_a_worker_that_is_stuck_for_too_long_is_lost() -> None:
-    it = desk()
-    it.ready(b"w", keepalive=KEEPALIVE)
-    it.request(b"c", 1)
-    it.wait(BUSY_S + 2)
-    assert b"w" not in it.ledger.workers
-    assert it.ledger.services[b"echo"].stuck == 0
-    assert given(it.ready(b"v")) == [b"v"]
-
-
-def test_an_idle_silent_worker_is_forgotten_at_its_expiry() -> None:
-    it = desk()
-    it.ready(b"w", keepalive=KEEPALIVE)
-    assert probes(it.wait(EXPIRY_S + 1)) == 0
-    assert it.ledger.workers == {}
-    # Another worker may have that keepalive now: nothing of the first is left.
-    it.ready(b"v", keepalive=KEEPALIVE)
-    assert it.ledger.workers[b"v"].keepalive == KEEPALIVE
-
-
-def test_a_worker_without_a_keepalive_is_lost_at_its_expiry() -> None:
-    it = desk()
-    it.ready(b"w")
-    it.request(b"c", 1)
-    it.wait(EXPIRY_S + 1)
-    assert it.ledger.workers == {}
 
 
 def test_a_keepalive_that_another_has_is_nobodys() -> None:
@@ -149,27 +35,6 @@ def test_a_keepalive_that_another_has_is_nobodys() -> None:
     assert [it.ledger.workers[each].keepalive for each in (b"v", b"u", b"t")] == [b"", KEEPALIVE, b""]
     it.wait(EXPIRY_S + 1)
     assert it.ledger.workers == {}
-
-
-def test_time_in_which_the_broker_was_away_is_no_silence_of_a_stuck_worker() -> None:
-    it = desk()
-    it.ready(b"w", keepalive=KEEPALIVE)
-    it.request(b"c", 1)
-    it.wait(EXPIRY_S + 1)
-    # Its own libzmq may have closed the keepalive meanwhile: it is not probed before that can be back.
-    assert probes(it.away(3 * BUSY_S)) == 0
-    assert it.ledger.services[b"echo"].stuck == 1
-    assert probes(it.wait(2.0)) >= 1
-
-
-def test_keepalives_have_a_heartbeat_interval_to_come_back_after_the_broker_was_away() -> None:
-    """The broker's libzmq may have closed that of a worker which is about to be probed."""
-    it = desk()
-    it.ready(b"w", keepalive=KEEPALIVE)
-    it.request(b"c", 1)
-    it.wait(EXPIRY_S - 0.01)
-    assert probes(it.away(2.0) + it.wait(0.9)) == 0
-    assert probes(it.wait(0.6)) == 1
 
 
 def test_a_stuck_worker_is_told_in_the_log_with_its_service_and_its_seconds() -> None:

@@ -47,6 +47,10 @@ _NODE_ID = b"N" * 16
 _IDENTITY = re.compile(r"\b[0-9a-f]{48}\b")
 
 
+def _keepalive(name: str) -> bytes:
+    return name.encode() * 24
+
+
 class BrokerStage(Stage):
     """A broker and its peers."""
 
@@ -58,7 +62,7 @@ class BrokerStage(Stage):
         self._shows_heartbeats = False
 
     def peer(self, name: str, verb: str, words: list[str]) -> None:
-        self._show(getattr(self, f"peer_{verb.replace('-', '_')}")(name.encode(), words))
+        self._show(getattr(self, f"peer_{verb.replace('-', '_')}")(frame_of(name), words))
 
     # --- the broker -----------------------------------------------------------------------------------------
 
@@ -106,6 +110,18 @@ class BrokerStage(Stage):
         """The connection of this peer is gone."""
         self._show(sent(self._desk.broker.unreachable(words[0].encode(), self._desk.now)))
 
+    def do_full(self, words: list[str]) -> None:
+        """The connection of this peer has no room."""
+        self._show(sent(self._desk.broker.unreachable(words[0].encode(), self._desk.now, is_gone=False)))
+
+    def do_gone(self, words: list[str]) -> None:
+        """No reply can reach this peer."""
+        self._desk.broker.sender_gone(frame_of(words[0]), self._desk.now)
+
+    def do_gone_keepalive(self, words: list[str]) -> None:
+        """A probe finds that this keepalive is gone."""
+        self._show(sent(self._desk.broker.unreachable(_keepalive(words[0]), self._desk.now)))
+
     # --- workers --------------------------------------------------------------------------------------------
 
     def do_worker(self, words: list[str]) -> None:
@@ -116,6 +132,7 @@ class BrokerStage(Stage):
             credit=int(options.get("credit", 1)),
             takes_batches="batches" in options or "extended" in options,
             takes_extended="extended" in options,
+            keepalive=_keepalive(options["keepalive"]) if "keepalive" in options else native.NO_IDENTITY,
         )
         self._show(self._desk.send(name.encode(), *ready))
 
@@ -241,7 +258,11 @@ class BrokerStage(Stage):
     # --- what is seen ---------------------------------------------------------------------------------------
 
     def _show(self, told: list[list[bytes]]) -> None:
-        self.seen += [f"-> {text_of(to)} {text}" for to, *frames in told if (text := self._told(frames))]
+        for to, *frames in told:
+            if len(to) == len(native.NO_IDENTITY):
+                self.counted[f"-> keepalive {text_of(to[:1])} is probed"] += 1
+            elif text := self._told(frames):
+                self.seen.append(f"-> {text_of(to)} {text}")
         self.seen += [f"log: {_IDENTITY.sub(self._named, text)}" for text in self._desk.notices]
         self._desk.notices.clear()
         self._shows_heartbeats = False
@@ -326,9 +347,10 @@ class BrokerStage(Stage):
         }
         for service in ledger.services.values():
             counts = {name: getattr(service.tally, name) for name in COUNTERS}
+            counts["stuck"] = service.stuck
             facts |= {
                 f"{text_of(service.name)} {name}": count
                 for name, count in counts.items()
-                if count and name not in ("accepted", "answered")
+                if name not in ("accepted", "answered")
             }
         return facts | {f"dropped as {reason}": count for reason, count in ledger.drops.items() if count}
