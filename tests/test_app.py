@@ -388,6 +388,26 @@ def test_what_follows_the_yield_of_a_resource_runs_although_a_shutdown_fails() -
     assert seen == ["closed"]
 
 
+@pytest.mark.parametrize(("count", "text"), [(0, "none"), (2, "several")])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_resource_that_does_not_yield_once_is_named(is_async: bool, count: int, text: str) -> None:
+    app = App()
+
+    def database() -> Iterator[Database]:
+        for _ in range(count):
+            yield Database()
+
+    async def later() -> AsyncIterator[Database]:
+        for _ in range(count):
+            yield Database()
+
+    app.resource(later if is_async else database)
+    app.service("one")(lambda request: request.body)
+
+    with pytest.raises(ConfigurationError, match=rf"resource \S+ yields {text}: yield one value"), fake(app):
+        pass
+
+
 def test_what_a_failed_startup_causes_later_does_not_hide_it() -> None:
     """The shutdown function found nothing to close, and its error was all that could be seen."""
     app = App(["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"])

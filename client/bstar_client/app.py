@@ -317,15 +317,17 @@ class Life:
             self._values[kind] = self._given[kind]
             return
         given = self._taken(function, is_async=is_async)
+        opening: Callable[[], Any]
+        closing: Callable[[], object]
         if is_async:
             held = _Held(asynccontextmanager(function)(**given), function.__qualname__, self.over)
-            self._values[kind] = loop.run(held.open())
-            stack.callback(lambda: loop.run(held.close()))
+            opening, closing = lambda: loop.run(held.open()), lambda: loop.run(held.close())
         else:
             manager = contextmanager(function)(**given)
-            self._values[kind] = manager.__enter__()
-            # No context of the stack: what another one raises is not thrown into it, so its end runs.
-            stack.callback(manager.__exit__, None, None, None)
+            opening, closing = manager.__enter__, lambda: manager.__exit__(None, None, None)
+        self._values[kind] = _once(opening, function)
+        # No context of the stack: what another one raises is not thrown into it, so its end runs.
+        stack.callback(_once, closing, function)
 
     def _taken(self, function: Callable[..., Any], *, is_async: bool, first: int = 0) -> dict[str, Any]:
         """The resources that the function's parameters take, by name, from parameter ``first`` on."""
@@ -574,6 +576,19 @@ def _yielded(function: Callable[..., Any]) -> type:
             f"{function.__qualname__}: annotate what it yields, for example -> Iterator[Database]"
         )
     return arguments[0]
+
+
+def _once(step: Callable[[], Any], function: Callable[..., Any]) -> Any:  # Any: what the resource yields
+    """Open or close a resource. ConfigurationError if it yields another number of values than one."""
+    try:
+        return step()
+    except RuntimeError as error:
+        count = {"generator didn't yield": "none", "generator didn't stop": "several"}.get(str(error))
+        if count is None:
+            raise
+        raise ConfigurationError(
+            f"resource {function.__qualname__} yields {count}: yield one value"
+        ) from None
 
 
 def _without(function: Callable[..., Any], given: dict[str, Any]) -> Callable[..., Any]:
