@@ -123,6 +123,11 @@ def test_nothing_is_found_at_a_node_that_is_well() -> None:
     assert names(store(), store()) == []
 
 
+def test_a_drained_node_does_not_miss_the_arbiter_that_it_does_not_ask() -> None:
+    drained = state(quorum=UNHEARD, drained_why="root@a: new disk", is_leaving=True)
+    assert names(drained, drained) == []
+
+
 def test_a_peer_whose_handshake_fails_is_not_only_silent() -> None:
     fault = "tcp://10.0.0.2:5003 refuses the key primary: list it there with peer: true"
     [silent] = Findings().look(state(is_peer_fresh=False, peer_fault=fault), 0.0)

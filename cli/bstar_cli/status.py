@@ -220,6 +220,8 @@ def _nodes_table(
 def _arbiter_cell(pair: PairState) -> Text:
     if pair.quorum is None:
         return Text("none", style="red")
+    if pair.is_drained:
+        return Text("-")
     if not pair.quorum.is_arbiter_heard:
         return Text("silent", style="red")
     return Text("grants" if pair.quorum.is_arbiter_granting else "answers")

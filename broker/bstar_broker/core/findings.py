@@ -194,7 +194,9 @@ def _files_broken(state: NodeState, _: Past) -> str:
 
 def _arbiter_silent(state: NodeState, _: Past) -> str:
     quorum = state.pair.quorum
-    return "" if quorum is None or quorum.is_arbiter_heard else "the arbiter does not answer it"
+    # A drained node asks for nothing.
+    is_well = quorum is None or quorum.is_arbiter_heard or state.pair.is_drained
+    return "" if is_well else "the arbiter does not answer it"
 
 
 def _majority_lost(_: NodeState, past: Past) -> str:

@@ -111,7 +111,7 @@ const nodes = (state) => {
   ]);
   show(get("arbiter"), Boolean(quorum));
   if (quorum) {
-    card("arbiter", "arbiter", { word: quorum.is_arbiter_heard ? "HEARD" : "SILENT",
+    card("arbiter", "arbiter", { word: quorum.is_arbiter_heard ? "HEARD" : pair.drained_why ? "NOT ASKED" : "SILENT",
       kind: quorum.is_arbiter_heard ? "passive" : "unknown" }, [
       ["endpoint", quorum.arbiter], ["this node has the majority", quorum.has_majority ? "yes" : "no"],
       ["its ballot", quorum.is_arbiter_granting ? "granted" : "not granted"], ["majorities lost", quorum.majorities_lost],
