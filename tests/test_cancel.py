@@ -1,4 +1,7 @@
-"""A caller gives up: its request leaves the queue, and the handler that runs for it learns that."""
+"""A caller gives up: the handler that runs for its request learns that.
+
+The scripts of client, broker and worker have what is sent and what leaves the queue.
+"""
 
 from __future__ import annotations
 
@@ -12,230 +15,21 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bstar.errors import CallTimeoutError, OutcomeUnknownError
+from bstar.errors import OutcomeUnknownError
 from bstar.wire import native
-from bstar.wire.messages import ALL_FEATURES, READS_CANCELS, ErrorCode, NodeStatus
+from bstar.wire.messages import ErrorCode
 from bstar_client import AsyncHAClient, AsyncWorker, HAClient, Request, Worker, metrics
 from bstar_client.core.worker.jobs import WorkerLimits
-from bstar_client.core.worker.outputs import Begin, Cancel
+from bstar_client.core.worker.outputs import Begin
 from bstar_testing import Pair, wait_until
-from support.client_desk import ACTIVE, PASSIVE
-from support.client_desk import Desk as ClientDesk
-from support.desk import Desk, heard, ident
 from support.waiting import LIMIT_S
-from support.worker_bench import ONE, TWO, NativeBench
-
-# --- the client ---------------------------------------------------------------------------------------------
-
-
-def cancels(desk: ClientDesk) -> list[tuple[int, bytes]]:
-    return [(node, message.identity) for node, message in desk.sent if message.command == native.CANCEL]
-
-
-@pytest.mark.requirement("BSN-C-15")
-def test_a_call_whose_deadline_passes_is_cancelled_at_the_node_that_has_it(served: ClientDesk) -> None:
-    call = served.call(timeout=1.0)
-    served.wait(1.1)
-    assert cancels(served) == [(0, call.identity)]
-    assert isinstance(served.error_of(call), CallTimeoutError)
-
-
-@pytest.mark.requirement("BSN-C-15")
-def test_a_call_that_its_caller_leaves_is_cancelled_and_one_with_a_key_is_not(served: ClientDesk) -> None:
-    left, keyed = served.call(), served.call(key=b"order 7")
-    for call in (left, keyed):
-        served.take(served.session.abandon(call, served.now))
-    assert cancels(served) == [(0, left.identity)]
-    assert served.session.outstanding == 0
-
-
-@pytest.mark.requirement("BSN-C-15")
-def test_a_client_that_ends_cancels_what_it_has_no_answer_to(served: ClientDesk) -> None:
-    left, answered, _keyed = served.call(), served.call(), served.call(key=b"order 7")
-    served.final(0, answered)
-    served.take(served.session.close(served.now))
-    assert cancels(served) == [(0, left.identity)]
-
-
-@pytest.mark.requirement("BSN-C-15")
-def test_nothing_is_cancelled_at_a_node_that_was_lost_with_the_request(served: ClientDesk) -> None:
-    call = served.call()
-    served.disconnect(0)
-    served.take(served.session.abandon(call, served.now))
-    assert cancels(served) == []
-
-
-@pytest.mark.requirement("BSN-C-15")
-def test_a_node_of_an_earlier_release_gets_no_cancel() -> None:
-    desk = ClientDesk()
-    desk.connect(0, NodeStatus(ACTIVE, 1, PASSIVE, 0, 0, 100, 300, ALL_FEATURES & ~READS_CANCELS))
-    desk.take(desk.session.abandon(desk.call(), desk.now))
-    assert cancels(desk) == []
-
-
-# --- the broker ---------------------------------------------------------------------------------------------
-
-
-def cancel(desk: Desk, client: bytes, number: int) -> list[list[bytes]]:
-    return desk.send(client, *native.encode_cancel(ident(number), 7))
-
-
-def lives_on(desk: Desk, seconds: float) -> list[list[bytes]]:
-    """Its worker sends heartbeats for so long; what the broker sends meanwhile."""
-    sent: list[list[bytes]] = []
-    for _ in range(round(seconds / 0.1)):
-        sent += desk.send(b"w", *native.encode_heartbeat(7)) + desk.wait(0.1)
-    return sent
-
-
-def commands(sent: list[list[bytes]]) -> list[int]:
-    return [heard(frames).command for frames in sent]
-
-
-def cancelled(desk: Desk) -> int:
-    return desk.ledger.services[b"echo"].tally.cancelled
-
-
-@pytest.mark.requirement("BSN-B-28")
-def test_a_cancelled_request_leaves_the_queue() -> None:
-    desk = Desk()
-    desk.request(b"c", 1)
-    assert cancel(desk, b"c", 1) == []
-    assert (cancelled(desk), desk.ledger.waiting.count, desk.ledger.requests_of) == (1, 0, {})
-    assert commands(desk.ready(b"w")) == [native.WELCOME], "nothing is left to be done"
-
-
-@pytest.mark.requirement("BSN-B-28")
-def test_one_request_of_a_batch_can_be_cancelled() -> None:
-    desk = Desk()
-    desk.requests(b"c", [1, 2, 3])
-    cancel(desk, b"c", 2)
-    _, *given = desk.ready(b"w", credit=3)
-    assert [heard(frames).identity for frames in given] == [ident(1), ident(3)]
-
-
-@pytest.mark.requirement("BSN-B-28")
-def test_a_worker_that_holds_it_learns_it_and_its_answer_is_dropped() -> None:
-    desk = Desk(b"w")
-    desk.request(b"c", 1)
-    [told] = cancel(desk, b"c", 1)
-    assert (told[0], heard(told).command, heard(told).identity) == (b"w", native.CANCEL, ident(1))
-    assert cancel(desk, b"c", 1) == [], "once is enough"
-    assert desk.final(b"w", 1) == []
-    assert (cancelled(desk), desk.ledger.drops["late-reply"], desk.ledger.by_identity) == (1, 1, {})
-    [given] = desk.request(b"c", 2)
-    assert given[0] == b"w", "it has room again"
-
-
-@pytest.mark.requirement("BSN-B-34")
-@pytest.mark.parametrize("is_batch", [False, True])
-def test_a_worker_learns_that_the_client_of_a_request_has_ended_without_a_word(is_batch: bool) -> None:
-    desk = Desk()
-    desk.ready(b"w", credit=2, takes_batches=True)
-    if is_batch:
-        desk.requests(b"c", [1, 2], ttls_ms=[1_000, 2_000])
-    else:
-        desk.request(b"c", 1, ttl_ms=1_000)
-        desk.request(b"c", 2, ttl_ms=2_000)
-    told = [heard(frames) for frames in lives_on(desk, 8.0)]
-    assert [each.identity for each in told if each.command == native.CANCEL] == [ident(1), ident(2)]
-    assert (cancelled(desk), desk.final(b"w", 1)) == (2, [])
-
-
-@pytest.mark.requirement("BSN-B-34")
-def test_a_request_outlives_its_deadline_if_it_has_a_key_or_a_plain_worker() -> None:
-    desk = Desk()
-    desk.ready(b"w", credit=2)
-    desk.ready02(b"plain", b"other")
-    desk.request(b"c", 2)  # it has no deadline
-    desk.request(b"c", 1, service=b"other", ttl_ms=1_000)
-    keyed = native.keyed_identity(b"echo", b"order 7")
-    desk.send(b"c", *native.encode_request(keyed, b"echo", [b"hi"], ttl_ms=1_000))
-    lives_on(desk, 8.0)
-    assert desk.ledger.services[b"other"].tally.cancelled == cancelled(desk) == 0
-    assert len(desk.final02(b"plain", b"c")) == 1
-
-
-@pytest.mark.requirement("BSN-B-28")
-def test_a_request_that_a_plain_worker_holds_is_not_answered() -> None:
-    desk = Desk()
-    desk.ready02(b"w")
-    desk.request(b"c", 1)
-    assert cancel(desk, b"c", 1) == []
-    assert desk.final02(b"w", b"c") == []
-
-
-@pytest.mark.requirement("BSN-B-28")
-def test_a_cancelled_request_is_not_redelivered_when_its_worker_is_lost() -> None:
-    desk = Desk(b"w")
-    desk.request(b"c", 1)
-    cancel(desk, b"c", 1)
-    desk.ready(b"other")
-    assert desk.send(b"w", *native.encode_disconnect()) == []
-    assert desk.ledger.by_identity == {}
-
-
-@pytest.mark.requirement("BSN-B-28")
-def test_nobody_cancels_what_another_asked_for() -> None:
-    desk = Desk(b"w")
-    desk.request(b"c", 1)
-    assert cancel(desk, b"stranger", 1) == []
-    assert len(desk.final(b"w", 1)) == 1
-
-
-@pytest.mark.requirement("BSN-B-28")
-def test_a_request_with_a_key_stays_because_others_may_want_it() -> None:
-    desk = Desk(b"w")
-    keyed = native.keyed_identity(b"echo", b"order 7")
-    desk.send(b"c", *native.encode_request(keyed, b"echo", [b"hi"]))
-    assert desk.send(b"c", *native.encode_cancel(keyed, 7)) == []
-    assert cancelled(desk) == 0
-
+from support.worker_bench import ONE, NativeBench
 
 # --- the worker ---------------------------------------------------------------------------------------------
 
 
 def tell(bench: NativeBench, node: int, identity: bytes) -> None:
     bench.take(bench.core.receive(node, native.encode_cancel(identity, 1), bench.now))
-
-
-@pytest.mark.requirement("BSN-W-19")
-def test_a_request_that_waits_in_the_worker_does_not_begin() -> None:
-    bench = NativeBench(WorkerLimits(credit=2, running_max=1, handler_timeout_s=60.0))
-    bench.connect(0)
-    bench.request(0, ONE)
-    bench.request(0, TWO)
-    tell(bench, 0, TWO)
-    assert bench.sent(0)[-1][:2] == (native.ERROR, TWO)
-    assert bench.sent(0)[-1][3] == ErrorCode.CANCELLED
-    [first] = bench.begun()
-    bench.finish(first)
-    assert bench.begun() == [first]
-    assert bench.core.counters.cancelled == 1
-
-
-@pytest.mark.requirement("BSN-W-19")
-def test_a_request_that_its_shell_has_not_begun_is_taken_back() -> None:
-    bench = NativeBench(claims=False)
-    bench.connect(0)
-    bench.request(0, ONE)
-    tell(bench, 0, ONE)
-    [job] = bench.begun()
-    assert not bench.core.claim(job)
-    assert bench.sent(0)[-1][3] == ErrorCode.CANCELLED
-
-
-@pytest.mark.requirement("BSN-W-19")
-def test_a_handler_that_runs_is_told_once_and_may_finish() -> None:
-    bench = NativeBench()
-    bench.connect(0)
-    bench.request(0, ONE)
-    tell(bench, 0, ONE)
-    tell(bench, 0, ONE)
-    [job] = bench.begun()
-    assert [output for output in bench.log if isinstance(output, Cancel)] == [Cancel(job)]
-    bench.finish(job)
-    assert bench.sent(0)[-1][:2] == (native.FINAL, ONE)
 
 
 @pytest.mark.requirement("BSN-W-19")

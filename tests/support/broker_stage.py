@@ -252,6 +252,9 @@ class BrokerStage(Stage):
         body, *service = words
         return self._desk.request02(peer, frame_of(body), "".join(service or ["echo"]).encode())
 
+    def peer_cancels(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
+        return self._desk.send(peer, *native.encode_cancel(self._identity(words[0]), EPOCH))
+
     def peer_says(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
         return self._desk.send(peer, *map(frame_of, words))
 

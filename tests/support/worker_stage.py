@@ -29,6 +29,7 @@ from bstar_client.core.worker.jobs import WorkerLimits
 from bstar_client.core.worker.outputs import (
     Abandon,
     Begin,
+    Cancel,
     Close,
     Ended,
     Fenced,
@@ -201,6 +202,10 @@ class WorkerStage(Stage):
     def peer_disconnects(self, node: int, words: list[str]) -> None:
         self._hear(node, CODEC.disconnect(b"", (), Reason[words[0]], 1))
 
+    def peer_cancels(self, node: int, words: list[str]) -> None:
+        cancel = native.encode_cancel(native.identity(CLIENT_ID, int(words[0])), 1)
+        self._take(self._bench.core.receive(node, cancel, self._bench.now))
+
     def peer_says(self, node: int, words: list[str]) -> None:
         frames = [frame_of(each) for each in words]
         self._take(self._bench.core.receive(node, frames, self._bench.now))
@@ -234,8 +239,8 @@ class WorkerStage(Stage):
                 yield from map(self._begun, jobs)
                 if not self._holds:
                     assert all(self._bench.core.claim(job) for job in jobs)
-            case Abandon(job):
-                yield f"abandon {self._name(job.identity)}"
+            case Abandon(job) | Cancel(job):
+                yield f"{type(output).__name__.lower()} {self._name(job.identity)}"
             case Fenced(job, epoch_seen):
                 yield f"* Fenced {self._name(job.identity)} by {epoch_seen}"
             case Ended(error):
