@@ -325,6 +325,8 @@ def test_a_mended_file_is_tried_at_once_while_the_process_of_the_broken_one_hang
     """The startup function hung: the mended one began after 30 s, and 60 s more."""
     supervisor: Any = _Supervisor([], 1, None, None)
     supervisor._start = lambda slot: StubChild(began_at=30.0, is_ready=False)
+    said: list[str] = []
+    supervisor._log = SimpleNamespace(warning=lambda text, **_: said.append(text), info=lambda *_, **__: None)
     [slot] = supervisor.slots
     slot.child = StubChild(began_at=0.0, is_ready=True)
     slot.next = hangs = StubChild(began_at=10.0, is_ready=False)
@@ -334,6 +336,7 @@ def test_a_mended_file_is_tried_at_once_while_the_process_of_the_broken_one_hang
     supervisor._changed_at = 30.0
     supervisor._look(30.0)
     assert hangs.is_leaving
+    assert said == ["a file has changed again: the new process is replaced before it serves"]
     assert slot.old == [hangs]
     assert slot.next.began_at == 30.0
     assert not slot.child.is_leaving

@@ -401,9 +401,11 @@ class _Supervisor:
                     slot.old.append(slot.child)
                     slot.child.leave()
                 slot.child, slot.next = coming, None
-            elif self._is_outdated(coming) or now >= coming.began_at + _REGISTERED_S_MAX:
+            elif (is_outdated := self._is_outdated(coming)) or now >= coming.began_at + _REGISTERED_S_MAX:
                 self._log.warning(
-                    "no node has registered a new process: the old one stays",
+                    "a file has changed again: the new process is replaced before it serves"
+                    if is_outdated
+                    else "no node has registered a new process: the old one stays",
                     process=slot.number,
                     after_s=round(now - coming.began_at),
                 )
