@@ -55,6 +55,8 @@ def answer(line: str) -> Seen:
     endpoint = {"A": A, "B": B}[address]
     if word in ("gone", "denied"):
         return gone(endpoint) if word == "gone" else denied(endpoint)
+    if word == "hangs":
+        return Seen.of(NodeReport(endpoint, None, "connected, but no answer in time"))
     given: dict[str, Any] = msgspec.json.decode(changes)
     store = given.get("store")
     if store is not None:

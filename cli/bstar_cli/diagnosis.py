@@ -13,6 +13,7 @@ from typing import Self
 import msgspec
 
 from bstar.fleet import Fleet
+from bstar_broker.core.findings import NODE
 from bstar_broker.core.snapshot import Finding, NodeState, PairState
 from bstar_cli import exits
 from bstar_client.calls.status import NodeReport
@@ -94,6 +95,8 @@ _STANDINGS = {
 
 # The peer of a broker alone is silent for ever; a silent peer of a pair is a verdict of its own.
 _PEER_SILENT = "peer-silent"
+# The findings, the worst first. A newer node may have others, which come last.
+_RANKS = {entry.name: rank for rank, entry in enumerate(NODE)}
 # A finding about a node is the reason of its name, or this one; any other is trouble of the node.
 _OF_FINDING = {reason.value: reason for reason in Reason} | {"takeovers-paused": Reason.PAUSED}
 
@@ -210,7 +213,9 @@ def _judge_active(nodes: Sequence[Seen], active: PairState) -> Verdict:
         )
         return Verdict.of(Reason.NODE_UNREACHABLE, text)
     if silent:
-        text = f"{serves} and does not hear its peer, and {silent} does not answer: start that node"
+        hangs = any((seen.error or "").startswith("connected") for seen in nodes if seen.view is None)
+        do = "its process is there: see why it does not answer, or restart it" if hangs else "start that node"
+        text = f"{serves} and does not hear its peer, and {silent} does not answer: {do}"
         # Durable requests may wait for that node. What a restart of both nodes needs is said as well.
         return Verdict.of(Reason.NODE_DOWN, "; ".join((text, *map(_said, found))))
     for pair in pairs:
@@ -235,9 +240,13 @@ def _said(found: tuple[str, Finding]) -> str:
 
 
 def node_findings(views: Sequence[NodeState]) -> Iterator[tuple[str, Finding]]:
-    """What nodes found about themselves, the worst first."""
+    """What nodes found about themselves, the worst first, in the order of the nodes' table: a fault of one
+    node comes before what follows from it at the other.
+    """
     found = [(view.pair.role, each) for view in views for each in view.findings or () if not each.service]
-    yield from sorted(found, key=lambda each: each[1].severity != "critical")
+    yield from sorted(
+        found, key=lambda each: (each[1].severity != "critical", _RANKS.get(each[1].name, len(_RANKS)))
+    )
 
 
 def _judge_inactive(nodes: Sequence[Seen]) -> Verdict:
