@@ -11,7 +11,7 @@ from bstar.star import PeerMessage, Role, StarMachine, StarSettings, Tick
 from bstar.wire import native
 from bstar.wire.messages import ALL_FEATURES, READS_DIRECTED, ErrorCode, NodeStatus
 from bstar_broker.core import BrokerSettings, Node, Send
-from bstar_broker.core.management import Management, Pictures, broker_state
+from bstar_broker.core.management import Management, Pictures
 from bstar_broker.core.records import peer_label
 from bstar_client import CallFailed, HAClient, Reply, Request
 from bstar_client.core.calls import Call
@@ -61,244 +61,7 @@ def errors(frames: list[list[bytes]]) -> list[tuple[bytes, bytes, int]]:
     ]
 
 
-def is_empty(desk: Desk) -> bool:
-    """True if nothing is left of any request."""
-    ledger = desk.ledger
-    return (
-        (ledger.by_identity, ledger.requests_of, ledger.waiting.count, ledger.waiting.size_bytes)
-        == ({}, {}, 0, 0)
-        and not any(service.directed or service.queued for service in ledger.services.values())
-    )  # fmt: skip
-
-
 # --- the broker ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.requirement("BSN-B-31")
-def test_a_request_for_one_worker_goes_to_it_although_another_has_been_idle_for_longer() -> None:
-    desk = Desk(b"w1", b"w2", b"w3")
-    (frames,) = ask(desk, 1, name_of(desk, b"w3"))
-    assert given([frames]) == [(b"w3", ident(1))]
-    assert heard(frames).body == [b"clear"], "without the name"
-    (frames,) = desk.final(b"w3", 1)
-    assert (frames[0], heard(frames).command) == (b"c", native.FINAL)
-    assert is_empty(desk)
-    assert desk.ledger.services[b"echo"].tally.answered == 1
-
-
-@pytest.mark.requirement("BSN-B-31")
-def test_a_plain_worker_is_asked_as_well() -> None:
-    desk = Desk()
-    desk.ready02(b"other")
-    desk.ready02(b"plain")
-    (frames,) = ask(desk, 1, name_of(desk, b"plain"))
-    assert (frames[0], frames[-1]) == (b"plain", b"clear")
-    (frames,) = desk.final02(b"plain", b"c")
-    assert (frames[0], heard(frames).identity) == (b"c", ident(1))
-
-
-@pytest.mark.requirement("BSN-B-31")
-@pytest.mark.parametrize("name", [b"nobody", peer_label(b"other").encode(), b"\xff\x00"])
-def test_a_worker_that_is_gone_or_of_another_service_is_an_error_at_once(name: bytes) -> None:
-    desk = Desk(b"w")
-    desk.ready(b"other", service=b"price")
-    (frames,) = ask(desk, 1, name)
-    assert errors([frames]) == [(b"c", ident(1), ErrorCode.WORKER_GONE)]
-    assert b"is gone" in heard(frames).body[0]
-    assert desk.ledger.drops == {"worker-gone": 1}
-    assert is_empty(desk)
-
-
-@pytest.mark.requirement("BSN-B-31")
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_a_name_that_a_worker_of_another_service_takes_ends_what_waits_for_it(*, is_lost: bool) -> None:
-    desk = Desk()
-    desk.ready(b"w", keepalive=KEEPALIVE + b"0001")
-    name = name_of(desk, b"w")
-    ask(desk, 1, name)
-    assert ask(desk, 2, name) == []
-    taken = desk.ready(b"other", service=b"price", keepalive=KEEPALIVE + b"0002")
-    assert errors(taken[:1]) == [(b"c", ident(2), ErrorCode.WORKER_GONE)]
-    if is_lost:
-        lost = desk.send(b"w", *native.encode_disconnect())
-        assert errors(lost) == [(b"c", ident(1), ErrorCode.WORKER_LOST)]
-    else:
-        desk.final(b"w", 1)
-    assert errors(ask(desk, 3, name)) == [(b"c", ident(3), ErrorCode.WORKER_GONE)]
-    desk.send(b"other", *native.encode_disconnect())
-    desk.wait(100.0)
-    assert is_empty(desk)
-
-
-@pytest.mark.requirement("BSN-B-31")
-def test_a_busy_worker_is_given_its_own_and_the_services_requests_in_turns() -> None:
-    desk = Desk(b"w")
-    desk.request(b"d", 1)
-    for number in (2, 3, 4):
-        assert ask(desk, number, name_of(desk, b"w")) == []
-    for number in (5, 6):
-        assert desk.request(b"d", number) == []
-    order = []
-    number = 1
-    while now := given(desk.final(b"w", number)):
-        [(_, identity)] = now
-        number = int.from_bytes(identity[16:])
-        order.append(number)
-    assert order == [2, 5, 3, 6, 4]
-    assert is_empty(desk)
-
-
-@pytest.mark.requirement("BSN-B-31")
-@pytest.mark.requirement("BSN-B-13")
-def test_one_of_its_own_waits_for_credit_and_no_idle_worker_gets_it() -> None:
-    desk = Desk()
-    desk.ready(b"w", credit=2)
-    for number in (1, 2):
-        ask(desk, number, name_of(desk, b"w"))
-    assert ask(desk, 3, name_of(desk, b"w")) == []
-    assert given(desk.ready(b"idle", credit=9)) == []
-    assert broker_state(desk.ledger, desk.now).services[0].queued == 1
-    assert given(desk.final(b"w", 2)) == [(b"w", ident(3))]
-
-
-@pytest.mark.requirement("BSN-B-31")
-@pytest.mark.parametrize("is_once", [False, True])
-def test_when_its_worker_is_lost_what_it_had_is_unknown_and_what_waited_was_not_executed(
-    is_once: bool,
-) -> None:
-    desk = Desk(b"w", b"other")
-    for number in (1, 2, 3):
-        ask(desk, number, name_of(desk, b"w"), is_once=is_once)
-    told = desk.send(b"w", *native.encode_disconnect())
-    assert errors(told) == [
-        (b"c", ident(1), ErrorCode.WORKER_LOST),
-        (b"c", ident(2), ErrorCode.WORKER_GONE),
-        (b"c", ident(3), ErrorCode.WORKER_GONE),
-    ]
-    assert given(told) == []
-    assert is_empty(desk)
-    tally = desk.ledger.services[b"echo"].tally
-    assert (tally.accepted, tally.lost, tally.returned, tally.redelivered) == (3, 1, 2, 0)
-
-
-@pytest.mark.requirement("BSN-B-31")
-def test_a_worker_that_leaves_and_has_begun_nothing_has_executed_nothing() -> None:
-    desk = Desk(b"w")
-    ask(desk, 1, name_of(desk, b"w"))
-    told = desk.send(b"w", *native.encode_disconnect(is_unbegun=True))
-    assert errors(told) == [(b"c", ident(1), ErrorCode.WORKER_GONE)]
-
-
-@pytest.mark.requirement("BSN-B-31")
-def test_a_worker_whose_connection_is_found_gone_has_executed_nothing() -> None:
-    desk = Desk(b"w")
-    ask(desk, 1, name_of(desk, b"w"))
-    assert errors(desk.undelivered()) == [(b"c", ident(1), ErrorCode.WORKER_GONE)]
-    assert is_empty(desk)
-
-
-def back(desk: Desk) -> list[list[bytes]]:
-    """The worker "old" connects again, as "new", before the node notices that its connection was lost."""
-    return desk.ready(b"new", keepalive=KEEPALIVE + bytes([0, 0, 0, 2]))
-
-
-@pytest.mark.requirement("BSN-B-31")
-@pytest.mark.requirement("BSN-W-23")
-def test_a_worker_that_connects_again_is_given_what_it_had_and_what_waits_for_it() -> None:
-    desk = Desk()
-    desk.ready(b"old", keepalive=KEEPALIVE + bytes([0, 0, 0, 1]))
-    name = name_of(desk, b"old")
-    ask(desk, 1, name)
-    ask(desk, 2, name)
-    assert given(back(desk)) == [(b"new", ident(2))], "no other worker has its name"
-    desk.broker.unreachable(b"old", desk.now)
-    told = desk.wait(0.6)
-    assert errors(told) == []
-    (frames,) = [each for each in desk.final(b"new", 2) if each[0] == b"new"]
-    assert (heard(frames).identity, heard(frames).flags) == (ident(1), native.FLAG_REDELIVERED)
-
-
-@pytest.mark.requirement("BSN-B-31")
-def test_what_must_not_run_twice_is_not_given_to_the_same_worker_again() -> None:
-    desk = Desk()
-    desk.ready(b"old", keepalive=KEEPALIVE + bytes([0, 0, 0, 1]))
-    ask(desk, 1, name_of(desk, b"old"), is_once=True)
-    back(desk)
-    desk.broker.unreachable(b"old", desk.now)
-    assert errors(desk.wait(0.6)) == [(b"c", ident(1), ErrorCode.WORKER_LOST)]
-
-
-@pytest.mark.requirement("BSN-B-31")
-def test_a_worker_that_knows_a_later_epoch_gets_its_own_request_again() -> None:
-    desk = Desk(b"w", b"other")
-    ask(desk, 1, name_of(desk, b"w"))
-    desk.broker.activate(11)
-    told = desk.send(b"w", *native.encode_stale_epoch(ident(1), 9))
-    assert given(told) == [(b"w", ident(1))]
-
-
-def test_its_time_ends_in_the_queue_of_its_worker_and_the_text_names_that() -> None:
-    desk = Desk(b"w", b"other")
-    desk.request(b"c", 1)
-    ask(desk, 2, name_of(desk, b"w"), ttl_ms=1000)
-    (frames,) = [each for each in desk.wait(1.1) if each[0] == b"c"]
-    assert errors([frames]) == [(b"c", ident(2), ErrorCode.EXPIRED)]
-    assert heard(frames).body == [b'worker %s of service "echo" was busy' % name_of(desk, b"w")]
-    assert desk.ledger.services[b"echo"].directed == {}
-
-
-@pytest.mark.requirement("BSN-B-28")
-def test_a_cancelled_one_leaves_the_queue_of_its_worker() -> None:
-    desk = Desk(b"w")
-    desk.request(b"c", 1)
-    ask(desk, 2, name_of(desk, b"w"))
-    desk.send(b"c", *native.encode_cancel(ident(2), 7))
-    assert given(desk.final(b"w", 1)) == []
-    assert is_empty(desk)
-
-
-@pytest.mark.requirement("BSN-B-11")
-def test_the_queue_of_one_worker_is_bounded_like_that_of_a_service() -> None:
-    desk = Desk(b"w", b"other", queue_length_max=2)
-    for number in range(1, 4):
-        ask(desk, number, name_of(desk, b"w"), client=b"c%d" % number)
-    (frames,) = ask(desk, 4, name_of(desk, b"w"), client=b"c4")
-    assert heard(frames).command == native.BUSY
-    assert given(ask(desk, 5, name_of(desk, b"other"))) == [(b"other", ident(5))]
-    assert desk.ledger.services[b"echo"].tally.refusals == {"queue-full": 1}
-
-
-@pytest.mark.requirement("BSN-B-10")
-@pytest.mark.requirement("BSN-B-31")
-def test_the_same_one_again_is_executed_once_and_for_another_worker_it_is_an_error() -> None:
-    desk = Desk(b"w1", b"w2")
-    ask(desk, 1, name_of(desk, b"w1"))
-    assert ask(desk, 1, name_of(desk, b"w1"), client=b"c again") == []
-    frames = ask(desk, 1, name_of(desk, b"w2")) + desk.request(b"c", 1, body=b"clear")
-    assert errors(frames) == [(b"c", ident(1), ErrorCode.INVALID)] * 2
-    (final,) = desk.final(b"w1", 1)
-    assert final[0] == b"c again"
-
-
-def test_one_that_came_in_a_batch_is_known_as_well() -> None:
-    desk = Desk()
-    desk.requests(b"c", [1, 2])
-    desk.ready(b"w", takes_batches=True)
-    desk.ready(b"other")
-    assert errors(ask(desk, 2, name_of(desk, b"w"))) == [(b"c", ident(2), ErrorCode.INVALID)]
-
-
-@pytest.mark.requirement("BSN-B-07")
-def test_giving_up_the_role_gives_them_back_with_what_is_known_of_each() -> None:
-    desk = Desk(b"w")
-    ask(desk, 1, name_of(desk, b"w"))
-    ask(desk, 2, name_of(desk, b"w"))
-    told = [heard(frames) for frames in sent(desk.broker.deactivate(desk.now))]
-    assert {(each.command, each.identity, each.flags) for each in told} == {
-        (native.NOT_ACTIVE, ident(1), native.FLAG_DISPATCHED),
-        (native.NOT_ACTIVE, ident(2), 0),
-    }
-    assert desk.ledger.services[b"echo"].directed == {}
 
 
 def test_a_paused_service_holds_them_back_and_a_purge_ends_them() -> None:
@@ -325,23 +88,6 @@ def test_an_operator_sees_and_cancels_one_that_waits() -> None:
     assert errors(told) == [(b"c", ident(2), ErrorCode.NOT_ALLOWED)]
 
 
-@pytest.mark.requirement("BSN-B-21")
-def test_those_of_a_client_that_is_gone_leave_the_queue() -> None:
-    desk = Desk(b"w", client_check_interval_s=5.0)
-    desk.request(b"d", 1)
-    ask(desk, 2, name_of(desk, b"w"))
-    desk.broker.unreachable(b"c", desk.now)
-    assert given(desk.final(b"w", 1)) == []
-    assert is_empty(desk)
-
-
-@pytest.mark.requirement("BSN-B-22")
-def test_one_that_must_not_run_twice_and_may_have_run_elsewhere_is_not_begun() -> None:
-    desk = Desk(b"w")
-    frames = ask(desk, 1, name_of(desk, b"w"), is_once=True, is_repeated=True)
-    assert errors(frames) == [(b"c", ident(1), ErrorCode.WORKER_LOST)]
-
-
 @pytest.mark.requirement("BSN-B-01")
 def test_one_that_cannot_be_read_is_answered_like_any_request() -> None:
     desk = Desk()
@@ -359,7 +105,7 @@ def test_names_are_listed_whole_and_each_once_and_are_the_same_at_both_nodes() -
     desk.ready(b"w1", keepalive=KEEPALIVE + bytes(4))
     peer.ready(b"w9", keepalive=KEEPALIVE + b"more")
     assert name_of(desk, b"w1") == name_of(peer, b"w9") == peer_label(KEEPALIVE).encode()
-    back(desk)
+    desk.ready(b"new", keepalive=KEEPALIVE + bytes([0, 0, 0, 2]))  # w1 again
     for number in range(2_000):
         desk.ready(b"plain %d" % number)
     desk.ready(b"other", service=b"price")

@@ -4,8 +4,9 @@
 native worker (``service=``, ``credit=``, ``batches``, ``extended``), ``plain-worker`` one of MDP/0.2. A name
 and a verb are a message of that peer. A client ``asks`` for numbers, or ``batches`` them: ``service=``,
 ``ttl=`` in milliseconds, ``body=``, ``urgent``, ``once``, ``whole``, ``repeated``; ``key=`` stands for a
-number, ``of=`` names another client whose numbers these are. A worker answers, ``beats`` or ``leaves``;
-``says`` is any other message, frame by frame. ``wait`` lets time pass, ``later`` before the broker looks.
+number, ``of=`` names another client whose numbers these are, ``to=`` the one worker that may have them. A
+worker answers, ``beats`` or ``leaves``; ``says`` is any other message, frame by frame. ``wait`` lets time
+pass, ``later`` before the broker looks.
 
 Seen: ``->`` is sent, without heartbeats; ``log:`` is for the log, ``=`` tells what has changed in the broker.
 """
@@ -22,6 +23,7 @@ from bstar.star import State
 from bstar.wire import native
 from bstar.wire.batches import bodies_of, final_rows, request_rows
 from bstar.wire.messages import ErrorCode, Reason
+from bstar.wire.native import NAME_BYTES
 from bstar_broker.core.records import COUNTERS
 from support.desk import CLIENT_ID, Desk, ident, sent
 from support.stage import Stage, frame_of, numbers_of, options_of, spans_of, text_of
@@ -47,8 +49,10 @@ _NODE_ID = b"N" * 16
 _IDENTITY = re.compile(r"\b[0-9a-f]{48}\b")
 
 
-def _keepalive(name: str) -> bytes:
-    return name.encode() * 24
+def _keepalive(text: str) -> bytes:
+    """``W``, or ``W/2``: the second connection of a worker."""
+    name, _, number = text.partition("/")
+    return name.encode() * 24 if not number else name.encode() * NAME_BYTES + int(number).to_bytes(4, "big")
 
 
 class BrokerStage(Stage):
@@ -217,15 +221,20 @@ class BrokerStage(Stage):
             elif "of" in options:
                 identity = native.identity(options["of"].encode().ljust(16, b"."), number)
                 self._names[identity] = f"{options['of']}{number}"
+            body = [frame_of(options.get("body", f"{number}"))]
+            if "to" in options:
+                worker = self._desk.ledger.workers.get(options["to"].encode())
+                body.insert(0, worker.label.encode() if worker else frame_of(options["to"]))
             frames = native.encode_request(
                 identity,
                 service,
-                [frame_of(options.get("body", f"{number}"))],
+                body,
                 ttl_ms=int(options.get("ttl", 0)),
                 is_urgent="urgent" in options,
                 is_once="once" in options,
                 is_whole="whole" in options,
                 is_repeated="repeated" in options,
+                is_directed="to" in options,
             )
             told += self._desk.send(peer, *frames)
         return told
@@ -330,6 +339,7 @@ class BrokerStage(Stage):
         services = [
             f"{text_of(each.name)}: {each.workers} workers, {each.tally.accepted} accepted, "
             f"{each.tally.answered} answered, {sum(each.tally.latency_counts)} timed"
+            f"{f', {len(each.directed)} directed' if each.directed else ''}"
             for each in ledger.services.values()
         ]
         asked = [f"{text_of(client)}:{count}" for client, count in ledger.requests_of.items()]
