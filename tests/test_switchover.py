@@ -120,6 +120,13 @@ def test_one_copy_of_durable_requests_keeps_the_role(node: Node) -> None:
     assert why_role_stays(both, is_if_healthy=False) == ""
 
 
+def test_a_store_that_does_not_lead_does_not_keep_the_role(node: Node) -> None:
+    """Its disk was full when the role came to it, and the peer, which had all, could not get it back."""
+    waits = msgspec.structs.replace(node.state(1.0), store=store_state(is_leading=False, copies=1))
+    assert why_role_stays(waits, is_if_healthy=False) == ""
+    assert "is not in sync" in why_role_stays(waits, is_if_healthy=True)
+
+
 @pytest.mark.loopback
 def test_where_no_node_runs_nothing_moves() -> None:
     with new_pair() as pair:

@@ -52,7 +52,8 @@ def why_role_stays(state: NodeState, *, is_if_healthy: bool) -> str:
     pair, store = state.pair, state.store
     if pair.is_paused:
         return "takeovers are paused: bstar resume first"
-    if store is not None and store.copies < 2:
+    # A store that does not lead here cannot stop leading by the move: the peer's may lead instead.
+    if store is not None and store.copies < 2 and (store.is_leading or is_if_healthy):
         return "the durable store of the peer is not in sync: wait until bstar status shows two copies"
     found = state.findings if is_if_healthy else None
     return next((str(each) for each in found or () if each.name in _UNHEALTHY), "")
