@@ -1,12 +1,13 @@
 """Capacity counts the serving node only and forecasts by a line; clients are judged by their own word."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from bstar import records
-from support.journal_lines import Scribe, frame_of
+from support.journal_lines import Scribe, stored_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +30,9 @@ def pulse(scribe: Scribe, at: int, state: str) -> records.Base:
 
 
 @pytest.mark.spark
-def test_capacity_is_of_the_node_that_serves_and_of_whole_hours(local: "SparkSession") -> None:
+def test_capacity_is_of_the_node_that_serves_and_of_whole_hours(
+    local: "SparkSession", tmp_path: Path
+) -> None:
     from bstar_pipeline.gold.capacity import capacity
 
     primary, backup, unknown = Scribe(), Scribe("backup"), Scribe("primary", pair="other")
@@ -57,7 +60,8 @@ def test_capacity_is_of_the_node_that_serves_and_of_whole_hours(local: "SparkSes
         load(unknown, start + 1, credit=1000),
     ]
     found = {
-        (row["pair"], row["service"], row["hour"]): row for row in capacity(frame_of(local, of)).collect()
+        (row["pair"], row["service"], row["hour"]): row
+        for row in capacity(stored_of(local, of, tmp_path / "records")).frame.collect()
     }
 
     def row_of(number: int, service: str = "echo", pair: str = "pair") -> Any:
@@ -85,7 +89,9 @@ def test_capacity_is_of_the_node_that_serves_and_of_whole_hours(local: "SparkSes
 
 
 @pytest.mark.spark
-def test_clients_are_told_by_their_own_word_or_by_what_nodes_saw(local: "SparkSession") -> None:
+def test_clients_are_told_by_their_own_word_or_by_what_nodes_saw(
+    local: "SparkSession", tmp_path: Path
+) -> None:
     from bstar_pipeline import sketch
     from bstar_pipeline.gold.clients import clients
 
@@ -116,7 +122,7 @@ def test_clients_are_told_by_their_own_word_or_by_what_nodes_saw(local: "SparkSe
     of += [node.request(start + 1, client="mdp-01", number=1, outcome="late")]
     of += [node.request(start, client="flood", number=n, weight=10.0, outcome="failed") for n in range(100)]
     of += [node.request(us(MONDAY + timedelta(days=1)), client="shop", outcome="expired")]
-    rows = clients(frame_of(local, of)).collect()
+    rows = clients(stored_of(local, of, tmp_path / "records")).frame.collect()
     found = {(row["client"], str(row["day"])): row for row in rows}
     assert len(rows) == 4
     shop = found["shop", "2026-05-04"]

@@ -9,7 +9,7 @@ import pytest
 from bstar import records
 from bstar.errors import ConfigurationError
 from bstar_pipeline import sketch, slo
-from support.journal_lines import Scribe, frame_of
+from support.journal_lines import Scribe, stored_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,7 +29,7 @@ def minutes_of(frame: "DataFrame") -> dict[tuple[str, int], dict[str, Any]]:
 
 
 @pytest.mark.spark
-def test_objectives_of_a_service_say_what_its_requests_met(local: "SparkSession") -> None:
+def test_objectives_of_a_service_say_what_its_requests_met(local: "SparkSession", tmp_path: Path) -> None:
     from bstar_pipeline.gold.objectives import budgets, objectives, sketches
 
     primary, backup = Scribe(), Scribe("backup")
@@ -61,11 +61,13 @@ def test_objectives_of_a_service_say_what_its_requests_met(local: "SparkSession"
         default=slo.Objective(availability=0.99, latency_us=90_000, latency_share=0.9),
         services={"lenient": slo.Objective(availability=0.5, errors=("lost",))},
     )
-    frame = frame_of(local, of)
+    rows = stored_of(local, of, tmp_path / "records")
     # In two parts and back: what two runs made is added up.
-    parts = sketches(frame.where("at % 2 = 0")).unionByName(sketches(frame.where("at % 2 = 1")))
-    found = minutes_of(objectives(parts, told))
-    assert found == minutes_of(objectives(sketches(frame), told))
+    names = rows.choices[0].columns
+    halves = [sketches(rows.take(*names, where=f'"at" % 2 = {half}')).frame for half in range(2)]
+    parts = halves[0].unionByName(halves[1])
+    found = minutes_of(objectives(parts, told).frame)
+    assert found == minutes_of(objectives(sketches(rows).frame, told).frame)
     assert set(found) == {
         ("echo", 0),
         ("echo", 1),
@@ -110,7 +112,7 @@ def test_objectives_of_a_service_say_what_its_requests_met(local: "SparkSession"
     assert later_on["alert"] is None
     assert found["echo", 480]["burn_6h"] == 0
 
-    day = {row["service"]: row.asDict() for row in budgets(parts, told).collect()}
+    day = {row["service"]: row.asDict() for row in budgets(parts, told).frame.collect()}
     assert day["echo"]["requests"] == day["echo"]["period_requests"] == 117
     assert day["echo"]["budget_used"] == pytest.approx(7 / 117 / 0.01)
     assert not day["echo"]["is_kept"]
@@ -119,22 +121,21 @@ def test_objectives_of_a_service_say_what_its_requests_met(local: "SparkSession"
 
 
 @pytest.mark.spark
-def test_a_few_requests_raise_no_alert(local: "SparkSession") -> None:
+def test_a_few_requests_raise_no_alert(local: "SparkSession", tmp_path: Path) -> None:
     """Of two failures among so many requests there is an alert only from the stated number on."""
     from bstar_pipeline.gold.objectives import objectives, sketches
 
     scribe = Scribe()
     outcomes = ["lost", "lost", *["answered"] * 8]
-    summed = sketches(
-        frame_of(local, [scribe.request(us(NOON), outcome=outcome) for outcome in outcomes])
-    ).cache()
+    of = [scribe.request(us(NOON), outcome=outcome) for outcome in outcomes]
+    summed = sketches(stored_of(local, of, tmp_path / "records")).frame.cache()
     raised = {}
     for least in (0, 10, 11):
         for service_level, kind in ((0.99, "fast"), (0.975, "slow")):
             told = slo.Objectives(
                 default=slo.Objective(availability=service_level), alert_requests=least, slow_share=0.03
             )
-            (row,) = objectives(summed, told).collect()
+            (row,) = objectives(summed, told).frame.collect()
             assert row["burn_1h"] == row["burn_6h"] == pytest.approx(0.2 / (1 - service_level))
             raised[least, kind] = row["alert"]
     assert raised == {
@@ -148,7 +149,7 @@ def test_a_few_requests_raise_no_alert(local: "SparkSession") -> None:
 
 
 @pytest.mark.spark
-def test_the_period_of_a_budget_ends(local: "SparkSession") -> None:
+def test_the_period_of_a_budget_ends(local: "SparkSession", tmp_path: Path) -> None:
     from bstar_pipeline.gold.objectives import budgets, sketches
 
     scribe = Scribe()
@@ -157,7 +158,11 @@ def test_the_period_of_a_budget_ends(local: "SparkSession") -> None:
         for day in (0, 6, 7)
     ]
     told = slo.Objectives(default=slo.Objective(availability=0.5), period_days=7)
-    days = budgets(sketches(frame_of(local, of)), told).orderBy("day").collect()
+    days = (
+        budgets(sketches(stored_of(local, of, tmp_path / "records")).frame, told)
+        .frame.orderBy("day")
+        .collect()
+    )
     assert [row["period_requests"] for row in days] == [1, 2, 2]
     assert [row["budget_used"] for row in days] == [2, 1, 0]
     assert [row["is_kept"] for row in days] == [False, True, True]

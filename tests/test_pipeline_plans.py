@@ -22,17 +22,19 @@ from support.plans import plan_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from bstar_pipeline.partitions import Stored
+
 pytestmark = pytest.mark.spark
 
 GOLDEN = Path(__file__).parent / "golden" / "plans"
 OPERATORS_MAX = 100
 # How often the rows of a table's input are moved. A window after an aggregation moves what is left of them.
 SHUFFLES = {
-    "lines": 0, "ranges": 1, "facts": 3, "requests": 1, "gaps": 1, "audit": 2,
+    "lines": 0, "ranges": 0, "facts": 1, "requests": 1, "gaps": 1, "audit": 1,
     "sketches": 1, "clients": 1, "objectives": 1,
 }  # fmt: skip
 # How often their rows go to Python and come back.
-IN_PYTHON = {"lines": 1, "requests": 1, "audit": 3, "gaps": 2, "sketches": 2, "clients": 2, "objectives": 1}
+IN_PYTHON = dict.fromkeys(SHUFFLES, 2) | {"lines": 1, "ranges": 1, "audit": 3}
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,7 @@ def plans(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict
     from bstar_pipeline import bronze, copies, journal_files, silver
     from bstar_pipeline.gold import audit, clients, objectives, outages
     from bstar_pipeline.lines import SHAPE
+    from bstar_pipeline.partitions import stored
     from bstar_pipeline.schema import RECORDS
 
     folder = tmp_path_factory.mktemp("plans")
@@ -49,26 +52,25 @@ def plans(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict
     run.request(1_000_000, "c1", 1)
     write(folder / "journals" / run.name(), run.lines())
 
-    def table(name: str, rows: DataFrame) -> DataFrame:
+    def table(name: str, rows: DataFrame) -> Stored:
         rows.write.parquet(str(folder / name))
-        return spark.read.schema(rows.schema).parquet(str(folder / name))
+        return stored(spark, map(str, (folder / name).glob("*.parquet")), rows.schema, is_here=True)
 
     contents = journal_files.contents(spark, journal_files.find_files(spark, [str(folder / "journals")]))
     lines = contents.mapInArrow(partial(bronze.on_executor, {}, None), SHAPE)
-    typed = table("typed", lines)
     records = table("records", frame(spark, [run]).select(*RECORDS.names))
     runs = silver.runs(silver.facts(records)[0])
-    requests = table("requests", silver.requests(records, runs))
+    requests = table("requests", silver.requests(records, runs).frame)
     frames = {
         "lines": lines,
-        "ranges": copies.summed(typed),
+        "ranges": copies.summed(table("typed", lines)).frame,
         "facts": silver.fact_rows(records),
-        "requests": silver.requests(records, runs),
-        "gaps": outages.gaps(requests, ()),
-        "audit": audit.audit(requests, runs),
-        "sketches": objectives.sketches(records),
-        "clients": clients.clients(records),
-        "objectives": objectives.objectives(table("sketches", objectives.sketches(records))),
+        "requests": silver.requests(records, runs).frame,
+        "gaps": outages.gaps(requests, ()).frame,
+        "audit": audit.audit(requests, runs).frame,
+        "sketches": objectives.sketches(records).frame,
+        "clients": clients.clients(records).frame,
+        "objectives": objectives.objectives(table("sketches", objectives.sketches(records).frame)).frame,
     }
     return {name: plan_of(each) for name, each in frames.items()}
 

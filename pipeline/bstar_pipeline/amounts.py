@@ -46,6 +46,7 @@ SMALL = {
     # each, for the next query to open.
     "spark.sql.files.openCostInBytes": "4096",
     "spark.sql.files.minPartitionNum": "1",
+    "spark.sql.leafNodeDefaultParallelism": "1",
     # The driver lists directories: a job of 40 tasks takes longer.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
 }

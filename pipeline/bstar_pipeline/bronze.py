@@ -5,37 +5,23 @@ on its executors, which get the files packed as they are. ``write`` puts the row
 that is a folder; they do not come through an engine then. ``copies`` leaves out what came twice.
 """
 
-import secrets
 import zlib
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the common name
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import DateType, StringType, StructField, StructType
 
+from bstar_pipeline import parquet
 from bstar_pipeline.commits import OPEN, File, journal_of
 from bstar_pipeline.lines import ROWS, batches, cut
-from bstar_pipeline.schema import DISTINCT, REJECTED
-
-WRITTEN = StructType(
-    [StructField(name, DateType() if name == "day" else StringType()) for name in File._fields]
-)
-"""``File`` as a row."""
+from bstar_pipeline.schema import REJECTED
 
 _PIECE_BYTES = 1 << 20
 # What zlib calls a gzip file.
 _GZIP = 31
-# So many rows wait in memory; those of one file of a table are a row group then.
-_WAITING_MAX = 200_000
-_OPEN_MAX = 64
-_INDEXED = [name for name in ROWS.names if name not in DISTINCT]
 
 
 def read(file: str, take: Callable[[int], bytes]) -> Iterator[pa.RecordBatch]:
@@ -56,40 +42,8 @@ def read(file: str, take: Callable[[int], bytes]) -> Iterator[pa.RecordBatch]:
 
 def write(found: Iterable[tuple[str, Iterable[pa.RecordBatch]]], folder: Path, below: str) -> list[File]:
     """Write the rows of files, by name, to Parquet files ``below`` the folder of all tables."""
-    waiting: defaultdict[File, list[pa.RecordBatch]] = defaultdict(list)
-    out: dict[File, pq.ParquetWriter] = {}
-    files: list[File] = []
-    count = 0
-    (folder / below).mkdir(parents=True, exist_ok=True)
-
-    def flush() -> None:
-        for key, parts in waiting.items():
-            if key not in out:
-                files.append(key._replace(path=f"{below}/{key.topic}-{secrets.token_hex(8)}.parquet"))
-                out[key] = pq.ParquetWriter(folder / files[-1].path, ROWS, use_dictionary=_INDEXED)
-            out[key].write_table(pa.Table.from_batches(parts))
-        waiting.clear()
-
-    def close() -> None:
-        for writer in out.values():
-            writer.close()
-        out.clear()
-
-    try:
-        for name, rows in found:
-            for batch in rows:
-                for key, part in _parted(batch):
-                    waiting[key._replace(journal=journal_of(name))].append(part)
-                count += batch.num_rows
-                if count >= _WAITING_MAX:
-                    flush()
-                    count = 0
-                if len(out) > _OPEN_MAX:
-                    close()
-        flush()
-    finally:
-        close()
-    return files
+    rows = ((journal_of(name), batch) for name, of_file in found for batch in of_file)
+    return parquet.write(rows, ROWS, folder, below, by=("topic",))
 
 
 def on_executor(
@@ -107,8 +61,7 @@ def on_executor(
     if target is None:
         yield from (batch for _, rows in found for batch in rows)
         return
-    files = [file._asdict() for file in write(found, *target)]
-    yield from pa.Table.from_pylist(files, to_arrow_schema(WRITTEN)).to_batches()
+    yield from parquet.rows_of(write(found, *target))
 
 
 def rejected(lines: DataFrame) -> DataFrame:
@@ -121,22 +74,6 @@ def rejected(lines: DataFrame) -> DataFrame:
 def journal() -> Column:
     """``commits.journal_of`` of column ``file``."""
     return F.when(F.col("file").endswith(OPEN), F.md5("file")).otherwise(F.lit("sealed"))
-
-
-def _parted(batch: pa.RecordBatch) -> Iterator[tuple[File, pa.RecordBatch]]:
-    """The rows of a batch by the file of a table that they go to."""
-    keys = batch.select(["day", "pair", "topic"])
-    # Of nearly all batches all rows go to one.
-    is_one = all(len(column.unique()) == 1 for column in keys.columns)
-    found = (
-        keys.slice(0, 1)
-        if is_one
-        else pa.Table.from_batches([keys]).group_by(keys.schema.names).aggregate([])
-    )
-    for row in found.to_pylist():
-        of_key = [pc.equal(batch.column(name), value) for name, value in row.items()]
-        part = batch if is_one else batch.filter(pc.and_(pc.and_(of_key[0], of_key[1]), of_key[2]))
-        yield File(row["day"], row["pair"], "", row["topic"]), part
 
 
 def _unpacked(take: Callable[[int], bytes]) -> Iterator[bytes | None]:

@@ -8,6 +8,8 @@ A virtual machine that is restored from a snapshot goes on twice with one ``boot
 have one number. Their monotonic times differ, so both stay.
 """
 
+# ruff: noqa: S608 - all that is put into queries are constants
+
 import datetime as dt
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -19,40 +21,51 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from bstar_pipeline.journal_files import about_name
 from bstar_pipeline.lines import TRUNCATED
-from bstar_pipeline.pair_rows import Row, Rows, collected, frame_of
+from bstar_pipeline.pair_rows import Row, Rows, frame_of
+from bstar_pipeline.partitions import Made, Stored, queried
 
 KEY = ("boot", "seq", "mono")
 """What tells records apart."""
 
 _DAY_US = 86_400_000_000
 _EPOCH = dt.date(1970, 1, 1)
+_OF_RECORD = ("pair", "node", "boot", "seq", '"at"', "kind")
 _PLACE = StructType([StructField("file", StringType()), StructField("place", LongType())])
 
 
-def ranges(typed: DataFrame) -> Rows:
+def ranges(lines: Stored) -> Rows:
     """Where each file stands among its run's records: a row for each ``file`` and ``boot``; few rows.
 
     ``boot`` is null in the row of a file's rejected lines; ``cuts`` counts ends that are missing.
     """
-    return sorted(collected(summed(typed)), key=_order)
+    return sorted(summed(lines).summed(_IN_ALL), key=_order)
 
 
-def summed(typed: DataFrame) -> DataFrame:
-    """``ranges`` as the one query that brings them."""
-    is_record = F.col("rejection").isNull()
-    # Grouped by all text: a maximum of text would make Spark sort all rows.
-    return typed.groupBy(
-        "file", *(F.when(is_record, F.col(name)).alias(name) for name in ("pair", "node", "boot"))
-    ).agg(
-        F.count_if(F.col("topic") != TRUNCATED).alias("lines"),
-        F.count_if(F.col("topic") == TRUNCATED).alias("cuts"),
-        F.min(F.when(is_record, F.col("seq"))).alias("first_seq"),
-        F.max(F.when(is_record, F.col("seq"))).alias("last_seq"),
-        F.min(F.when(is_record, F.col("at"))).alias("first_at_us"),
-        F.max(F.when(is_record, F.col("at"))).alias("last_at_us"),
-        # One file may be several that somebody put together.
-        F.sum(F.when(is_record & (F.col("kind") == "closed"), F.col("lines") + 1)).alias("closed_lines"),
-    )
+def summed(lines: Stored) -> Made:
+    """``ranges`` of each partition, to be added up."""
+    return queried(lines.take(*_CARRIED), (), _RANGES)
+
+
+_CARRIED = ("file", "pair", "node", "boot", "topic", "rejection", "seq", "at", "kind", "lines")
+_KEYS = "file, pair, node, boot"
+# One file may be several that somebody put together.
+_RANGES = f"""
+WITH told AS (
+    SELECT * REPLACE ({", ".join(f"if(rejection IS NULL, {name}, NULL) AS {name}" for name in _OF_RECORD)})
+    FROM rows
+)
+SELECT {_KEYS}, count(*) FILTER (topic <> '{TRUNCATED}') AS read,
+    count(*) FILTER (topic = '{TRUNCATED}') AS cuts, min(seq) AS first_seq, max(seq) AS last_seq,
+    min("at") AS first_at_us, max("at") AS last_at_us,
+    sum(lines + 1) FILTER (kind = 'closed')::BIGINT AS closed_lines
+FROM told GROUP BY {_KEYS}
+"""
+_IN_ALL = f"""
+SELECT {_KEYS}, sum(read)::BIGINT AS lines, sum(cuts)::BIGINT AS cuts, min(first_seq) AS first_seq,
+    max(last_seq) AS last_seq, min(first_at_us) AS first_at_us, max(last_at_us) AS last_at_us,
+    sum(closed_lines)::BIGINT AS closed_lines
+FROM rows GROUP BY {_KEYS}
+"""
 
 
 def _order(row: Row) -> tuple[Any, ...]:
@@ -92,10 +105,13 @@ def once(typed: DataFrame, found: Rows, pairs: Collection[str]) -> DataFrame:
     )
 
 
-def kept(records: DataFrame) -> dict[tuple[str, str], int]:
+def kept(records: Stored) -> dict[tuple[str, str], int]:
     """How many records are left of each file and run."""
-    counts = records.groupBy("file", "boot").agg(F.count("*").alias("kept"))
-    return {(row["file"], row["boot"]): row["kept"] for row in collected(counts)}
+    counts = queried(records.take("file", "boot", "1 AS kept"), (), _KEPT).summed(_KEPT)
+    return {(row["file"], row["boot"]): row["kept"] for row in counts}
+
+
+_KEPT = "SELECT file, boot, sum(kept)::BIGINT AS kept FROM rows GROUP BY ALL"
 
 
 def files(

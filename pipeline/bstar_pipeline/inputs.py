@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from bstar.errors import ConfigurationError
-from bstar_pipeline import bronze, engine, journal_files, store
+from bstar_pipeline import bronze, engine, journal_files, parquet, store
 from bstar_pipeline.commits import OPEN, File, folder_named, folder_of
 from bstar_pipeline.journal_files import Journal
 from bstar_pipeline.lines import SHAPE
@@ -65,7 +65,7 @@ class _OnSpark:
             rows = rows.withColumn("journal", bronze.journal())
             return writer.write(rows, "bronze.records", by=("topic", "journal"), folder="lines")
         target = folder.resolve(), f"{run}/lines"
-        written = contents.mapInArrow(partial(bronze.on_executor, names, target), bronze.WRITTEN)
+        written = contents.mapInArrow(partial(bronze.on_executor, names, target), parquet.WRITTEN)
         return [File(**row) for row in collected(written)]
 
 

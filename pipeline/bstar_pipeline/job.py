@@ -22,17 +22,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the common name
+from pyspark.sql.types import StructType
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline import bronze, clocks, commits, copies, silver, store
-from bstar_pipeline.commits import OPEN, File, Made, Manifest, Part
+from bstar_pipeline.commits import OPEN, File, Manifest, Part
 from bstar_pipeline.engine import is_local, version_of
 from bstar_pipeline.gold import incidents
 from bstar_pipeline.gold.audit import audit
@@ -45,7 +46,8 @@ from bstar_pipeline.gold.objectives import budgets, objectives, sketches
 from bstar_pipeline.inputs import Inputs, open_inputs
 from bstar_pipeline.journal_files import is_gone
 from bstar_pipeline.lines import SHAPE, TRUNCATED
-from bstar_pipeline.pair_rows import Row, Rows, collected, frame_of, together
+from bstar_pipeline.pair_rows import Row, Rows, collected
+from bstar_pipeline.partitions import Made, Stored, queried, text
 from bstar_pipeline.schema import RECORDS, REJECTED, table_schema
 from bstar_pipeline.slo import Objectives
 from bstar_pipeline.tables import utc
@@ -109,13 +111,6 @@ class Summary:
         return "unproven" if self.findings.get("unproven") else "passed"
 
 
-class _Small(NamedTuple):
-    """A table of few rows that the last query brings: ``frame``, and what makes the table's rows of its."""
-
-    frame: DataFrame
-    rows: Callable[[Rows], Iterable[Row]] = iter
-
-
 class _Came(NamedTuple):
     """Journals, which of them are new, and the files with the rows of those."""
 
@@ -144,9 +139,9 @@ class _Job:
     """Of the records of the scope."""
     near: frozenset[Part] = frozenset()
     """Of these the ones of which records are read."""
-    older: DataFrame | None = None
+    older: Stored | None = None
     """Their records."""
-    margin: DataFrame | None = None
+    margin: Stored | None = None
     """Records of single requests, of the last hour before the scope."""
     records: Counter[Part] = field(default_factory=Counter)
     """How many the scope has."""
@@ -170,14 +165,18 @@ class _Job:
         ends = [*(began for _, began in self.steps[1:]), time.monotonic()]
         return tuple((text, ended - began) for (text, began), ended in zip(self.steps, ends, strict=True))
 
-    def write(self, name: str, frame: DataFrame, rows: Iterable[Row] = ()) -> DataFrame:
-        """Write a table for the job's days and pairs, and give back what is there then."""
+    def make(self, name: str, made: Made, rows: Iterable[Row] = (), *, condition: str = "true") -> Stored:
+        """Write a table for the job's days and pairs, and give back what is there then.
+
+        ``condition``: which of the rows. What the timeline puts before or after the days of the input is put
+        into the first or the last of them: a row of another day would replace what another job wrote for it.
+        """
         self.tell(f"writing {name}")
-        more = _rows_clamped(rows, self.scope)
-        self.writer.replace(_clamped(frame, self.scope), name, self.scope, more)
+        clamped = made.changed(condition, day=store.clamped(self.scope))
+        self.writer.make(clamped, name, self.scope, _rows_clamped(rows, self.scope))
         return self.read(name)
 
-    def write_rows(self, name: str, rows: Iterable[Row]) -> DataFrame:
+    def write_rows(self, name: str, rows: Iterable[Row]) -> Stored:
         """The same of a table that is small, without a query."""
         self.tell(f"writing {name}")
         files = self.writer.write_rows(_rows_clamped(rows, self.scope), name)
@@ -196,12 +195,17 @@ class _Job:
         self.writer.keep(name, [*kept, *self.writer.write_rows(rows, name)])
         return True
 
-    def read(self, name: str) -> DataFrame:
-        return store.read(self.spark, self.writer.tables, name, self.scope)
+    def read(self, name: str) -> Stored:
+        return store.stored(self.spark, self.writer.tables, name, self.scope)
 
-    def before(self, name: str) -> DataFrame:
-        """What a table has of the days before the scope."""
-        return store.read_files(self.spark, self.writer.past.files(name, self.past), table_schema(name))
+    def before(self, name: str, parts: frozenset[Part] | None = None) -> Stored:
+        """What a table has of the days before the scope, or of some of these."""
+        return store.stored(self.spark, self.writer.past, name, self.past if parts is None else parts)
+
+    def stored(self, files: Iterable[File], shape: StructType = RECORDS) -> Stored:
+        """These files of this run or an earlier one."""
+        paths = map(self.writer.tables.path, files)
+        return store.stored_files(self.spark, self.writer.tables, paths, shape)
 
 
 def run(
@@ -227,8 +231,8 @@ def run(
         came = _found(job, inputs, since)
         if came.new or any(since is None or day >= since for day, _ in writer.before.unmade):
             records = _bronze(job, inputs, came, since)
-            counted, small = _tables(job, records, slo, clock_error_us) if job.scope else ({}, {})
-            made = _made(job, counted, small)
+            kinds = _tables(job, records, slo, clock_error_us) if job.scope else {}
+            made = _made(job, kinds)
             job.tell("committing")
             read = {**writer.before.read, **came.journals.files}
             until_us = {**writer.before.until_us, **job.until_us}
@@ -262,9 +266,9 @@ def _found(job: _Job, inputs: Sequence[str], since: dt.date | None) -> _Came:
 
 
 def _tables(
-    job: _Job, records: DataFrame, slo: Objectives | None, clock_error_us: int
-) -> tuple[dict[str, DataFrame], dict[str, _Small]]:
-    """Write silver and gold of the scope. Returns what to count, and small tables still to write."""
+    job: _Job, records: Stored, slo: Objectives | None, clock_error_us: int
+) -> dict[Part, Counter[str]]:
+    """Write silver and gold of the scope. Returns the kinds of its incidents."""
     with ThreadPoolExecutor(1, "services") as other:
         pending = other.submit(_services, job, records, slo)
         job.tell("looking for processes and what happened to them")
@@ -281,17 +285,23 @@ def _tables(
         requests = _requests(job, records, of_runs, clock_error_us)
         all_requests, all_records = requests, records
         if job.older is not None:
-            files = job.writer.past.files("silver.requests", job.near)
-            all_requests = requests.unionByName(store.read_files(job.spark, files, requests.schema))
-            all_records = records.unionByName(job.older)
+            all_requests = requests.joined(job.before("silver.requests", job.near))
+            all_records = records.joined(job.older)
         seen = incidents.seen(all_requests, histories)
         of_processes = process_findings(facts, of_runs, here, clock_error_us)
         further = _durables(job, records, runs, states, clock_error_us)
-        findings = job.write("gold.audit", audit(requests, of_runs, further), of_processes)
-        of_both_runs = frame_of(job.spark, of_both, table_schema("silver.runs"))
-        counts = incidents.counts(seen, all_records, of_both_runs, all_requests)
-        small = pending.result() | {"gold.incidents": _Small(counts, partial(_incidents, job, seen))}
-    return {"requests": requests, "findings": findings}, small
+        job.make("gold.audit", audit(requests, of_runs), of_processes)
+        for frame in further:
+            job.writer.add(_clamped(frame, job.scope), "gold.audit")
+        job.tell("writing gold.incidents")
+        rows = _incidents(job, seen, incidents.counts(seen, all_records, of_both, all_requests))
+        pending.result()
+    clamped = list(_rows_clamped(rows, job.scope))
+    job.write_rows("gold.incidents", clamped)
+    kinds: defaultdict[Part, Counter[str]] = defaultdict(Counter)
+    for row in clamped:
+        kinds[row["day"], row["pair"]][row["kind"]] += 1
+    return kinds
 
 
 def _incidents(job: _Job, seen: Sequence[dict[str, Any]], counts: Rows) -> list[Row]:
@@ -318,50 +328,52 @@ def _incidents(job: _Job, seen: Sequence[dict[str, Any]], counts: Rows) -> list[
     return here
 
 
-def _made(job: _Job, counted: Mapping[str, DataFrame], small: Mapping[str, _Small]) -> list[Made]:
-    """What is in the tables now, by day and pair; one query counts, and brings small tables."""
+def _made(job: _Job, kinds: Mapping[Part, Counter[str]]) -> list[commits.Made]:
+    """What is in the tables now, by day and pair. ``kinds``: of the scope's incidents."""
     job.tell("counting")
-    files = store.read(job.spark, job.writer.tables, "bronze.files", job.seen)
-    rejected = store.read(job.spark, job.writer.tables, "bronze.rejected", job.seen)
-    frames = {**counted, "files": files, "rejected": rejected, "duplicates": files}
-    keys = {"findings": "verdict", "files": "state", "rejected": "reason"}
-    counting = (
-        frame.select(
-            F.lit(what).alias("what"),
+    keys = {
+        "findings": "verdict",
+        "files": "state",
+        "rejected": "reason",
+        "requests": "''",
+        "duplicates": "''",
+    }
+    tables = {"findings": "gold.audit", "rejected": "bronze.rejected", "requests": "silver.requests"}
+    of_scope = ("requests", "findings")
+    counted = [
+        store.stored(
+            job.spark,
+            job.writer.tables,
+            tables.get(what, "bronze.files"),
+            job.scope if what in of_scope else job.seen,
+        ).take(
+            f"'{what}' AS what",
             "day",
             "pair",
-            (F.col(keys[what]) if what in keys else F.lit("")).alias("key"),
-            (F.col("duplicates") if what == "duplicates" else F.lit(1).cast("bigint")).alias("count"),
+            f"{key} AS key",
+            f"{'duplicates' if what == 'duplicates' else 'CAST(1 AS BIGINT)'} AS count",
         )
-        for what, frame in frames.items()
-    )
-    sums = reduce(DataFrame.unionByName, counting).groupBy("what", "day", "pair", "key")
-    found: defaultdict[str, list[Row]] = defaultdict(list)
-    of_small = (one.frame.withColumn("what", F.lit(name)) for name, one in small.items())
-    for row in collected(together(sums.agg(F.sum("count").alias("count")), *of_small)):
-        found[row["what"]].append(row)
-    kinds: defaultdict[Part, Counter[str]] = defaultdict(Counter)
-    for name, one in small.items():
-        rows = list(_rows_clamped(one.rows(found.pop(name, ())), job.scope))
-        job.write_rows(name, rows)
-        for row in rows if name == "gold.incidents" else ():
-            kinds[row["day"], row["pair"]][row["kind"]] += 1
-    made = {one.part: one for one in job.writer.before.made}
+        for what, key in keys.items()
+    ]
     counts: dict[Part, dict[str, dict[str, int]]] = {part: {} for part in job.seen}
-    for row in (row for rows in found.values() for row in rows):
+    for row in queried(reduce(Stored.joined, counted), (), _COUNTS).summed(_COUNTS):
         counts[row["day"], row["pair"]].setdefault(row["what"], {})[row["key"]] = row["count"]
+    made = {one.part: one for one in job.writer.before.made}
     for part, of_kinds in job.incidents.items():
         made[part] = msgspec.structs.replace(made[part], incidents=dict(of_kinds))
     for part, of_part in counts.items():
-        known = made.get(part) or Made(*part)
-        new = {what: of_part.get(what, {}) for what in frames if part in job.scope or what not in counted}
+        known = made.get(part) or commits.Made(*part)
+        new = {what: of_part.get(what, {}) for what in keys if part in job.scope or what not in of_scope}
         plain: dict[str, Any] = {
-            what: found if what in keys else found.get("", 0) for what, found in new.items()
+            what: found.get("", 0) if keys[what] == "''" else found for what, found in new.items()
         }
         if part in job.scope:
-            plain |= {"records": job.records[part], "incidents": dict(kinds[part])}
+            plain |= {"records": job.records[part], "incidents": dict(kinds.get(part, {}))}
         made[part] = msgspec.structs.replace(known, **plain)
     return list(made.values())
+
+
+_COUNTS = 'SELECT what, day, pair, key, sum("count")::BIGINT AS "count" FROM rows GROUP BY ALL'
 
 
 def _summary(job: _Job, manifest: Manifest, since: dt.date | None, read: int) -> Summary:
@@ -390,7 +402,7 @@ def _summary(job: _Job, manifest: Manifest, since: dt.date | None, read: int) ->
     )
 
 
-def _bronze(job: _Job, inputs: Sequence[str], found: _Came, since: dt.date | None) -> DataFrame:
+def _bronze(job: _Job, inputs: Sequence[str], found: _Came, since: dt.date | None) -> Stored:
     """Write the first layer; returns the records of the scope, which it sets."""
     before, writer = job.writer.before, job.writer
     journals, new, lines = found
@@ -431,9 +443,8 @@ def _bronze(job: _Job, inputs: Sequence[str], found: _Came, since: dt.date | Non
     job.seen = job.scope.union(*changed.values())
     of_scope = [file for file in records if file.part in job.scope]
     job.topics = frozenset(file.topic for file in of_scope)
-    rows = store.read_files(job.spark, map(writer.tables.path, of_scope), RECORDS)
     _context(job, records, firsts)
-    return rows
+    return job.stored(of_scope)
 
 
 def _context(job: _Job, records: Sequence[File], firsts: Mapping[str, dt.date]) -> None:
@@ -444,15 +455,15 @@ def _context(job: _Job, records: Sequence[File], firsts: Mapping[str, dt.date]) 
     older = [file for file in records if file.part in job.near]
     if not older:
         return
-    before = job.older = store.read_files(job.spark, map(job.writer.tables.path, older), RECORDS)
+    job.older = job.stored(older)
     pairs_of: dict[dt.date, list[str]] = {}
     for pair, day in firsts.items():
         pairs_of.setdefault(day, []).append(pair)
-    is_near = reduce(
-        Column.__or__,
-        (F.col("pair").isin(pairs) & (F.col("at") >= _margin_us(day)) for day, pairs in pairs_of.items()),
+    is_near = " OR ".join(
+        f"""(pair IN ({", ".join(map(text, pairs))}) AND "at" >= {_margin_us(day)})"""
+        for day, pairs in pairs_of.items()
     )
-    job.margin = before.where(is_near & F.col("topic").isin(*_OF_REQUESTS))
+    job.margin = job.older.take(*RECORDS.names, where=f"({is_near}) AND topic IN {_OF_REQUESTS}")
     job.topics |= {file.topic for file in older}
 
 
@@ -470,10 +481,13 @@ def _sorted_out(
     What is of days before the horizon is left out.
     """
     writer = job.writer
-    parsed = store.read_files(job.spark, map(writer.tables.path, lines), SHAPE)
-    parsed = parsed.withColumn("journal", bronze.journal())
+    read = job.stored(lines, SHAPE)
+
+    def parsed() -> DataFrame:
+        return read.frame.withColumn("journal", bronze.journal())
+
     job.tell("looking for files that came twice or lost their end")
-    ranges = copies.ranges(parsed)
+    ranges = copies.ranges(read)
     _note_times(job, ranges)
     came = [file for file in lines if file.topic not in (REJECTED, TRUNCATED)]
     pairs, left = copies.overlapping(ranges), None
@@ -482,14 +496,14 @@ def _sorted_out(
         pairs |= {file.pair for file in came}
     if pairs:
         job.tell(f"leaving out what came twice of {', '.join(sorted(pairs))}")
-        once = copies.once(parsed, ranges, pairs)
+        once = copies.once(parsed(), ranges, pairs)
         if old is not None:
             once = once.join(old.select(*copies.KEY), [*copies.KEY], "left_anti")
         again = writer.write(
             once.select(*RECORDS.names, "journal"), "bronze.records", by=("topic", "journal")
         )
         came = [*(file for file in came if file.pair not in pairs), *again]
-        left = copies.kept(store.read_files(job.spark, map(writer.tables.path, came), RECORDS))
+        left = copies.kept(job.stored(came))
     files = list(copies.files(ranges, new, left))
     job.tell("writing bronze.files")
     named = ({**row, "journal": commits.journal_of(row["file"])} for row in files)
@@ -500,7 +514,7 @@ def _sorted_out(
     if any(file.topic == REJECTED for file in lines):
         job.tell("writing bronze.rejected")
         wholly = [row["file"] for row in files if row["state"] == "duplicate"]
-        rejected = bronze.rejected(parsed.where(~F.col("file").isin(wholly)))
+        rejected = bronze.rejected(parsed().where(~F.col("file").isin(wholly)))
         rejected = rejected.withColumn("journal", bronze.journal())
         tables["bronze.rejected"] = writer.write(rejected, "bronze.rejected", by=("journal",))
     return {
@@ -529,9 +543,9 @@ def _overlapping(job: _Job, ranges: Rows, came: Sequence[File], known: Sequence[
     files = [file for file in known if file.part in parts]
     if not files:
         return None
-    old = store.read_files(job.spark, map(job.writer.tables.path, files), RECORDS)
-    there = old.groupBy("boot").agg(F.min("seq").alias("from"), F.max("seq").alias("to"))
-    of_run = {row["boot"]: (row["from"], row["to"]) for row in collected(there)}
+    old = job.stored(files)
+    there = queried(old.take("boot", "seq AS least", "seq AS most"), (), _NUMBERS).summed(_NUMBERS)
+    of_run = {row["boot"]: (row["least"], row["most"]) for row in there}
     boots = {
         row["boot"]
         for row in ranges
@@ -539,12 +553,17 @@ def _overlapping(job: _Job, ranges: Rows, came: Sequence[File], known: Sequence[
         and row["first_seq"] <= of_run[row["boot"]][1]
         and row["last_seq"] >= of_run[row["boot"]][0]
     }
-    return old.where(F.col("boot").isin(sorted(boots))) if boots else None
+    return old.frame.where(F.col("boot").isin(sorted(boots))) if boots else None
+
+
+_NUMBERS = "SELECT boot, min(least) AS least, max(most) AS most FROM rows GROUP BY boot"
 
 
 def _why(job: _Job) -> str:
     """Why there is no record in what was read."""
-    rejected = _counts(store.read(job.spark, job.writer.tables, "bronze.rejected"), "reason")
+    rows = store.stored(job.spark, job.writer.tables, "bronze.rejected").take("reason", "1 AS count")
+    counted = 'SELECT reason, sum("count")::BIGINT AS "count" FROM rows GROUP BY reason'
+    rejected = {row["reason"]: row["count"] for row in queried(rows, (), counted).summed(counted)}
     if not rejected:
         if job.writer.horizon > dt.date.min:
             return f"no record is of {job.writer.horizon} or later, and earlier days were taken out"
@@ -554,7 +573,7 @@ def _why(job: _Job) -> str:
 
 
 def _with_right_clocks(
-    job: _Job, records: DataFrame, facts: Mapping[str, Rows], earlier: Mapping[str, Rows], clock_error_us: int
+    job: _Job, records: Stored, facts: Mapping[str, Rows], earlier: Mapping[str, Rows], clock_error_us: int
 ) -> tuple[list[dict[str, Any]], Mapping[str, clocks.Off]]:
     """Rows of ``silver.runs``, where the times of machines whose clocks are wrong are put right; those."""
     runs = silver.runs(facts, earlier)
@@ -564,8 +583,7 @@ def _with_right_clocks(
         sources[silver.clock_of(run)][run["source"]] += 1
     of_several = "requests" in job.topics and job.topics & {"calls", "executions"}
     if of_several and len(sources) > 1:
-        frame = frame_of(job.spark, runs, table_schema("silver.runs"))
-        found = collected(silver.links(records, frame).limit(_LINKS_MAX))
+        found = collected(silver.links(records, runs).limit(_LINKS_MAX))
         links += [clocks.Link(**row) for row in found]
     nodes = [clock for clock, counts in sources.items() if counts["broker"]]
     others = {clock: counts["client"] + counts["worker"] for clock, counts in sources.items()}
@@ -578,40 +596,35 @@ def _with_right_clocks(
     return silver.corrected(runs, off), off
 
 
-def _services(job: _Job, records: DataFrame, slo: Objectives | None) -> dict[str, _Small]:
-    """Write the tables that need nothing but records, and of days before what those came to.
-
-    Returns those that are small, for the last query.
-    """
-    job.write("gold.clients", clients(records))
-    sums = job.write("gold.sketches", sketches(records)).unionByName(job.before("gold.sketches"))
+def _services(job: _Job, records: Stored, slo: Objectives | None) -> None:
+    """Write the tables that need nothing but records, and of days before what those came to."""
+    job.make("gold.clients", clients(records))
+    sums = job.make("gold.sketches", sketches(records)).joined(job.before("gold.sketches"))
     # Windows and periods reach back.
     is_made = store.within(job.scope)
-    job.write("gold.objectives", objectives(sums, slo).where(is_made))
-    small = {
-        "gold.budgets": budgets(sums, slo),
-        "gold.capacity": capacity(records, job.before("gold.capacity")),
-    }
-    return {name: _Small(frame.where(is_made)) for name, frame in small.items()}
+    job.make("gold.objectives", objectives(sums, slo), condition=is_made)
+    job.make("gold.budgets", budgets(sums, slo), condition=is_made)
+    job.make("gold.capacity", capacity(records, job.before("gold.capacity")), condition=is_made)
 
 
-def _requests(job: _Job, records: DataFrame, runs: Rows, clock_error_us: int) -> DataFrame:
+def _requests(job: _Job, records: Stored, runs: Rows, clock_error_us: int) -> Stored:
     """Write the table of requests."""
-    if job.margin is None:
-        return job.write("silver.requests", silver.requests(records, runs, clock_error_us))
-    found = silver.requests(records.unionByName(job.margin), runs, clock_error_us)
-    return job.write("silver.requests", found.where(store.within(job.scope)))
+    found = silver.requests(records.joined(job.margin), runs, clock_error_us)
+    return job.make("silver.requests", found, condition=store.within(job.scope) if job.margin else "true")
 
 
 def _durables(
-    job: _Job, records: DataFrame, runs: DataFrame, states: DataFrame, clock_error_us: int
+    job: _Job, records: Stored, runs: Stored, states: Stored, clock_error_us: int
 ) -> list[DataFrame]:
     """Write the table of durable requests; what the audit has to say of them, if there are any."""
     if "durables" not in job.topics:
         job.write_rows("silver.durables", ())
         return []
-    durables = job.write("silver.durables", silver.durables(records, runs))
-    return [durable_findings(durables, records, runs, states, clock_error_us)]
+    job.tell("writing silver.durables")
+    found = silver.durables(records.frame, runs.frame)
+    job.writer.replace(_clamped(found, job.scope), "silver.durables", job.scope)
+    durables = job.read("silver.durables")
+    return [durable_findings(durables.frame, records.frame, runs.frame, states.frame, clock_error_us)]
 
 
 def _days_of(scope: frozenset[Part]) -> dict[str, tuple[dt.date, dt.date]]:
@@ -641,7 +654,3 @@ def _rows_clamped(rows: Iterable[Row], scope: frozenset[Part]) -> Iterator[Row]:
     for row in rows:
         first, last = days_of.get(row["pair"], (row["day"], row["day"]))
         yield {**row, "day": max(min(row["day"], last), first)}
-
-
-def _counts(frame: DataFrame, column: str) -> dict[str, int]:
-    return {row[0]: row[1] for row in frame.groupBy(column).count().collect()}

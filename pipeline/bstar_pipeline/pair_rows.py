@@ -17,6 +17,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from bstar_pipeline.places import literal
+
 Row = Mapping[str, Any]
 """A row, by column."""
 
@@ -42,6 +44,17 @@ def collected(frame: DataFrame) -> Rows:
     """The rows of a frame that has few."""
     rows: list[dict[str, Any]] = frame.toArrow().to_pylist()
     return rows
+
+
+def read_files(spark: SparkSession, files: Iterable[str], shape: StructType) -> DataFrame:
+    """Files of a table as one frame, by the engine."""
+    found = [literal(file) for file in files]
+    return spark.read.schema(shape).parquet(*found) if found else nothing(spark, shape)
+
+
+def nothing(spark: SparkSession, shape: StructType) -> DataFrame:
+    """No row, with these columns; made without Python on the executors."""
+    return spark.range(0).select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in shape))
 
 
 def by_pair(rows: Iterable[Row]) -> dict[str, list[Row]]:

@@ -1,59 +1,150 @@
 """Tables that are defined once, in DuckDB's SQL, and made partition by partition.
 
-The engine reads, shuffles and stores the rows. Rows of equal keys come to one partition, and DuckDB makes
-the table's rows of it: on Spark in Python on its executors, in the local engine in this process. A plan is a
-scan, a shuffle and one step of Python, whatever the query. DuckDB reads a partition as a stream, and spills
+``Stored`` are rows that lie in files of tables; ``queried`` is what a query makes of them. Rows of equal keys
+come to one partition, and DuckDB makes the table's rows of it: on Spark in Python on its executors, in the
+local engine in this process. A plan is a list of files, a shuffle and a step or two of Python, whatever the
+query.
+
+Where tables are in a folder, DuckDB reads their files, and Python writes those of new ones: rows come through
+an engine only where it shuffles them. From other storage the engine reads, and there it writes. DuckDB spills
 to disk what does not fit in its memory.
 """
 
+from __future__ import annotations
+
+import glob
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+
+from bstar_pipeline import parquet
+from bstar_pipeline.commits import File
+from bstar_pipeline.pair_rows import Rows, collected, frame_of, read_files
+
+# ruff: noqa: S608 - all that is put into queries are constants, and names of files
 
 # Of each task.
 _MEMORY_MAX = "1GB"
+_PLACE = StructType([StructField("choice", IntegerType()), StructField("path", StringType())])
 
 
-def queried(
-    frame: DataFrame,
-    keys: Sequence[str],
-    query: str,
-    shape: StructType | None = None,
-    *,
-    tables: Mapping[str, pa.Table] | None = None,
-    values: Mapping[str, Any] | None = None,
-) -> DataFrame:
-    """What the query finds in ``rows``: those of ``frame`` that have equal ``keys``, and others. Without
-    ``keys`` no row is moved, and those of a partition are together.
+def text(value: str) -> str:
+    """A text in SQL."""
+    return "'" + value.replace("'", "''") + "'"
 
-    ``tables``: small ones that the query joins, by name. ``values``: its parameters. Its columns are in the
-    order of ``shape``; without one they are as the query has them.
+
+class _Choice(NamedTuple):
+    """Files of a table with these columns; the columns or expressions, and the rows, that are taken of them.
+
+    In SQL that DuckDB and Spark understand alike, but for the marks around names.
     """
-    asked = _Query(query, _arrow(frame.schema), tables or {}, values or {})
-    made = asked.shape() if shape is None else _arrow(shape)
-    rows = frame.repartition(*keys) if keys else frame
-    return rows.mapInArrow(partial(asked.rows, made), shape or from_arrow_schema(made))
+
+    files: tuple[str, ...]
+    shape: StructType
+    columns: tuple[str, ...]
+    condition: str = "true"
+
+    def sql(self, files: Iterable[str] = ()) -> str:
+        """What is taken of these of its files, for DuckDB. A column that a file lacks is null."""
+        columns = ", ".join(f'NULL::{_sql_type(each.type)} AS "{each.name}"' for each in _arrow(self.shape))
+        rows = f"SELECT {columns} WHERE false"
+        names = ", ".join(text(glob.escape(file)) for file in files)
+        if names:
+            rows += f" UNION ALL BY NAME FROM read_parquet([{names}], union_by_name = true, "
+            rows += "hive_partitioning = false)"
+        return f"SELECT {', '.join(map(_quoted, self.columns))} FROM ({rows}) WHERE {self.condition}"
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """The same as the engine reads it."""
+        names = (_quoted(column).replace('"', "`") for column in self.columns)
+        rows = read_files(spark, self.files, self.shape).where(self.condition.replace('"', "`"))
+        return rows.selectExpr(*names)
 
 
-def _arrow(shape: StructType) -> pa.Schema:
-    return to_arrow_schema(shape, timezone="UTC")
+def _quoted(column: str) -> str:
+    return f'"{column}"' if column.isidentifier() else column
+
+
+def _sql_type(of: pa.DataType) -> str:
+    if pa.types.is_list(of):
+        return f"{_sql_type(of.value_type)}[]"
+    if pa.types.is_timestamp(of):
+        return "TIMESTAMPTZ"
+    return _SQL_TYPES[of]
+
+
+_SQL_TYPES = {
+    pa.string(): "VARCHAR",
+    pa.int64(): "BIGINT",
+    pa.int32(): "INTEGER",
+    pa.float64(): "DOUBLE",
+    pa.bool_(): "BOOLEAN",
+    pa.date32(): "DATE",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Rows in files of tables. ``is_here``: executors reach them by their paths."""
+
+    spark: SparkSession
+    choices: tuple[_Choice, ...]
+    is_here: bool
+
+    def take(self, *columns: str, where: str = "true") -> Stored:
+        """These columns, or expressions with names, of the rows for which a condition holds."""
+        chosen = (
+            each._replace(columns=columns, condition=f"{each.condition} AND ({where})")
+            for each in self.choices
+        )
+        return replace(self, choices=tuple(chosen))
+
+    def joined(self, more: Stored | None) -> Stored:
+        """All rows of both; a column that one lacks is null there."""
+        return self if more is None else replace(self, choices=(*self.choices, *more.choices))
+
+    @property
+    def frame(self) -> DataFrame:
+        """The rows as the engine reads them."""
+        frames = (each.frame(self.spark) for each in self.choices)
+        return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), frames)
+
+    @property
+    def files(self) -> DataFrame:
+        """A row for each file. Those of one topic are not side by side: each partition has some of all."""
+        found = [
+            {"choice": number, "path": path}
+            for number, choice in enumerate(self.choices)
+            for path in choice.files
+        ]
+        return frame_of(self.spark, sorted(found, key=lambda row: str(row["path"])[::-1]), _PLACE)
+
+
+def stored(spark: SparkSession, files: Iterable[str], shape: StructType, *, is_here: bool) -> Stored:
+    """All rows of these files."""
+    return Stored(spark, (_Choice(tuple(files), shape, tuple(shape.names)),), is_here)
 
 
 @dataclass(frozen=True, slots=True)
 class _Query:
+    """``given``: the columns of the rows that it is about; or ``choices``: files that it reads itself."""
+
     text: str
-    given: pa.Schema
-    tables: Mapping[str, pa.Table]
-    values: Mapping[str, Any]
+    given: pa.Schema | None
+    choices: tuple[_Choice, ...] = ()
+    tables: Mapping[str, pa.Table] | None = None
+    values: Mapping[str, Any] | None = None
 
     def shape(self) -> pa.Schema:
         """The columns of what it finds."""
@@ -65,6 +156,13 @@ class _Query:
         with self._found(batches) as found:
             yield from _as(made, found)
 
+    def written(
+        self, made: pa.Schema, folder: Path, below: str, batches: Iterable[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """The files to which that was written."""
+        rows = (("", batch) for batch in self.rows(made, batches))
+        yield from parquet.rows_of(parquet.write(rows, made, folder, below))
+
     @contextmanager
     def _found(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatchReader]:
         config: dict[str, Any] = {"threads": 1, "memory_limit": _MEMORY_MAX}
@@ -73,10 +171,91 @@ class _Query:
             duckdb.connect(config={**config, "temp_directory": spill}) as duck,
         ):
             duck.execute("SET TimeZone = 'UTC'")
-            for name, table in self.tables.items():
+            for name, table in (self.tables or {}).items():
                 duck.register(name, table)
-            duck.register("rows", pa.RecordBatchReader.from_batches(self.given, _as(self.given, batches)))
-            yield duck.sql(self.text, params=self.values).to_arrow_reader()
+            if self.given is None:
+                duck.execute(f"CREATE TEMP VIEW rows AS {_of_files(self.choices, batches)}")
+            else:
+                reader = pa.RecordBatchReader.from_batches(self.given, _as(self.given, batches))
+                duck.register("rows", reader)
+            yield duck.sql(self.text, params=self.values or {}).to_arrow_reader()
+
+
+def _of_files(choices: Sequence[_Choice], batches: Iterable[pa.RecordBatch]) -> str:
+    """The rows of files (``Stored.files``)."""
+    files: defaultdict[int, list[str]] = defaultdict(list)
+    for batch in batches:
+        for row in batch.to_pylist():
+            files[row["choice"]].append(row["path"])
+    return " UNION ALL BY NAME ".join(each.sql(files[number]) for number, each in enumerate(choices))
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a query finds in each partition of ``rows``, in the columns of ``shape``."""
+
+    rows: DataFrame
+    query: _Query
+    shape: StructType
+
+    @property
+    def frame(self) -> DataFrame:
+        """It as a frame."""
+        return self.rows.mapInArrow(partial(self.query.rows, _arrow(self.shape)), self.shape)
+
+    def changed(self, condition: str, **columns: str) -> Made:
+        """The rows for which the condition holds, with other expressions for columns."""
+        names = ", ".join(f'"{name}"' for name in self.shape.names)
+        others = ", ".join(f"{expression} AS {name}" for name, expression in columns.items())
+        query = f"SELECT * REPLACE ({others}) FROM ({self.query.text}) AS made({names}) WHERE {condition}"
+        return replace(self, query=replace(self.query, text=query))
+
+    def write(self, folder: Path, below: str) -> list[File]:
+        """Write it to files ``below`` the folder of all tables, by day and pair."""
+        write = partial(self.query.written, _arrow(self.shape), folder, below)
+        return [File(**row) for row in collected(self.rows.mapInArrow(write, parquet.WRITTEN))]
+
+    def summed(self, query: str) -> Rows:
+        """What a query makes, here, of all its rows; those are few."""
+        whole = _Query(query, _arrow(self.shape))
+        found = whole.rows(whole.shape(), self.frame.toArrow().to_batches())
+        return [row for batch in found for row in batch.to_pylist()]
+
+
+def queried(
+    rows: Stored | DataFrame,
+    keys: Sequence[str],
+    query: str,
+    shape: StructType | None = None,
+    *,
+    tables: Mapping[str, pa.Table] | None = None,
+    values: Mapping[str, Any] | None = None,
+) -> Made:
+    """What the query finds in ``rows``: those that have equal ``keys``, and others. Without ``keys`` no row
+    is moved, and those of a partition are together.
+
+    ``tables``: small ones that the query joins, by name. ``values``: its parameters. Its columns are in the
+    order of ``shape``; without one they are as the query has them. It may name ``rows`` once.
+    """
+    if isinstance(rows, Stored) and not rows.is_here:
+        rows = rows.frame
+    if isinstance(rows, Stored):
+        asked = _Query(query, None, rows.choices, tables, values)
+        if keys:
+            every = _Query("FROM rows", None, rows.choices)
+            asked = replace(asked, given=every.shape(), choices=())
+            source = Made(rows.files, every, from_arrow_schema(every.shape())).frame
+        else:
+            source = rows.files
+    else:
+        asked = _Query(query, _arrow(rows.schema), (), tables, values)
+        source = rows
+    made = shape or from_arrow_schema(asked.shape())
+    return Made(source.repartition(*keys) if keys else source, asked, made)
+
+
+def _arrow(shape: StructType) -> pa.Schema:
+    return to_arrow_schema(shape, timezone="UTC")
 
 
 def _as(shape: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

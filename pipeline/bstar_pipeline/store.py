@@ -12,8 +12,8 @@ import secrets
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import reduce
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -21,16 +21,16 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the common name
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from bstar.errors import ConfigurationError
-from bstar_pipeline import commits, engine
+from bstar_pipeline import commits, engine, partitions
 from bstar_pipeline.commits import File, Folder, Manifest, Part, Snapshot, Store
-from bstar_pipeline.pair_rows import Row
-from bstar_pipeline.places import literal
+from bstar_pipeline.pair_rows import Row, read_files
+from bstar_pipeline.partitions import Made, Stored, text
 from bstar_pipeline.schema import DISTINCT, table_schema
 from bstar_pipeline.tables import TABLES
 
@@ -69,31 +69,49 @@ def read(
     return read_files(spark, tables.files(name, parts), table_schema(name))
 
 
-def read_files(spark: SparkSession, files: Iterable[str], shape: StructType) -> DataFrame:
-    """These files as one table."""
-    found = [literal(file) for file in files]
-    return spark.read.schema(shape).parquet(*found) if found else nothing(spark, shape)
+def stored(spark: SparkSession, tables: Snapshot, name: str, parts: Collection[Part] | None = None) -> Stored:
+    """The same for queries of DuckDB; no row if the table was never written."""
+    return stored_files(spark, tables, tables.files(name, parts), table_schema(name))
 
 
-def nothing(spark: SparkSession, shape: StructType) -> DataFrame:
-    """No row, with these columns; made without Python on the executors."""
-    return spark.range(0).select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in shape))
+def stored_files(spark: SparkSession, tables: Snapshot, files: Iterable[str], shape: StructType) -> Stored:
+    """These files of tables."""
+    is_here = commits.folder_named(tables.root) is not None
+    # Executors may work in another directory.
+    paths = (str((commits.folder_named(file) or Path()).absolute()) if is_here else file for file in files)
+    return partitions.stored(spark, paths, shape, is_here=is_here)
 
 
-def within(parts: Collection[Part]) -> Column:
-    """Whether a row belongs to ``parts``."""
+def within(parts: Collection[Part]) -> str:
+    """Whether a row belongs to ``parts``, in SQL."""
     days_of: dict[str, list[dt.date]] = {}
     for day, pair in sorted(parts):
         days_of.setdefault(pair, []).append(day)
-    # Pairs of the same days together: a hundred conditions, one in the other, are too deep for a plan.
+    # Pairs of the same days together.
     pairs_of: dict[tuple[dt.date, ...], list[str]] = {}
     for pair, days in days_of.items():
         pairs_of.setdefault(tuple(days), []).append(pair)
-    return reduce(
-        Column.__or__,
-        (F.col("pair").isin(pairs) & F.col("day").isin(list(days)) for days, pairs in pairs_of.items()),
-        F.lit(False),
+    found = (
+        f"(pair IN ({', '.join(map(text, pairs))}) AND day IN ({', '.join(map(_day, days))}))"
+        for days, pairs in pairs_of.items()
     )
+    return " OR ".join(found) or "false"
+
+
+def clamped(parts: Collection[Part]) -> str:
+    """The day of a row, put into the first or the last of those that ``parts`` have of its pair, in SQL."""
+    days_of: defaultdict[str, list[dt.date]] = defaultdict(list)
+    for day, pair in parts:
+        days_of[pair].append(day)
+    cases = (
+        f"WHEN {text(pair)} THEN greatest(least(day, {_day(max(days))}), {_day(min(days))})"
+        for pair, days in sorted(days_of.items())
+    )
+    return f"CASE pair {' '.join(cases)} ELSE day END"
+
+
+def _day(day: dt.date) -> str:
+    return f"DATE '{day}'"
 
 
 class Writer:
@@ -174,6 +192,21 @@ class Writer:
         rows = frame.select(*table_schema(name).names)
         # In this order: engines write to a folder that is not there yet.
         self.keep(name, [*self.carried(name, parts), *self.write(rows, name), *self.write_rows(more, name)])
+
+    def make(self, made: Made, name: str, parts: Collection[Part], more: Iterable[Row] = ()) -> None:
+        """The same of what a query makes of rows, where the executors write if they reach the folder."""
+        assert made.shape == table_schema(name), f"not the columns of {name}: {made.shape}"
+        folder = commits.folder_named(self.root)
+        if folder is None:
+            files = self.write(made.frame, name)
+        else:
+            below = f"{commits.folder_of(self.run)}/{TABLES[name].path}"
+            files = made.write(folder.resolve(), below)
+        self.keep(name, [*self.carried(name, parts), *files, *self.write_rows(more, name)])
+
+    def add(self, frame: DataFrame, name: str) -> None:
+        """More rows of a table that this run has written."""
+        self.keep(name, [*self.files_of(name), *self.write(frame, name, folder=f"{TABLES[name].path}/more")])
 
     def files_of(self, name: str) -> list[File]:
         """The files of a table, as they will be."""

@@ -18,7 +18,7 @@ from bstar.errors import ConfigurationError
 from bstar_pipeline import job, store
 from bstar_pipeline.commits import NOTHING, Part, Snapshot, current
 from bstar_pipeline.job import Summary
-from bstar_pipeline.pair_rows import collected, together
+from bstar_pipeline.pair_rows import collected, read_files, together
 from bstar_pipeline.schema import table_schema
 from bstar_pipeline.slo import Objectives
 from bstar_pipeline.tables import utc
@@ -111,7 +111,7 @@ def _news(spark: SparkSession, tables: Snapshot, parts: Sequence[Part]) -> dict[
     """Incidents, broken promises, and minutes in which an alert began: the sentence by when, kind and who."""
 
     def table(name: str) -> DataFrame:
-        return store.read_files(spark, tables.files(name, parts), table_schema(name))
+        return read_files(spark, tables.files(name, parts), table_schema(name))
 
     def said(frame: DataFrame, at_us: str, kind: str, who: Sequence[str], text: str) -> DataFrame:
         columns = {"at_us": at_us, "kind": kind, "who": f"concat_ws('/', {', '.join(who)})", "text": text}

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -9,7 +10,9 @@ import msgspec
 from bstar import records
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
+
+    from bstar_pipeline.partitions import Stored
 
 BOOTS = {"primary": "a" * 32, "backup": "b" * 32}
 
@@ -49,8 +52,10 @@ def lines(of: Sequence[records.Base]) -> bytes:
     return b"".join(records.encode(record) + b"\n" for record in of)
 
 
-def frame_of(spark: "SparkSession", of: Sequence[records.Base]) -> "DataFrame":
-    """As bronze has them, without a file."""
+def stored_of(spark: "SparkSession", of: Sequence[records.Base], folder: Path) -> "Stored":
+    """As bronze has them, in files of ``folder``."""
+    from bstar_pipeline import partitions
+
     topics = {"request": "requests", "call": "calls", "execution": "executions"}
     columns = {"kind": "STRING", "topic": "STRING"}
     for kind in records.KINDS.values():
@@ -62,4 +67,6 @@ def frame_of(spark: "SparkSession", of: Sequence[records.Base]) -> "DataFrame":
         tag = str(record.__struct_config__.tag)
         told = {"kind": tag, "topic": topics.get(tag, "events")}
         rows.append(tuple(told.get(name, getattr(record, name, None)) for name in columns))
-    return spark.createDataFrame(rows, ", ".join(f"`{name}` {sort}" for name, sort in columns.items()))
+    frame = spark.createDataFrame(rows, ", ".join(f"`{name}` {sort}" for name, sort in columns.items()))
+    frame.write.parquet(str(folder))
+    return partitions.stored(spark, map(str, folder.glob("*.parquet")), frame.schema, is_here=True)

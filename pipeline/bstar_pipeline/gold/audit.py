@@ -10,18 +10,15 @@ Requests are never shuffled: they are filtered, counted, and joined with the cli
 # ruff: noqa: S608 - all that is put into queries are constants
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from functools import reduce
+from collections.abc import Iterator
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from bstar.records.broker import FINISHED
 from bstar_pipeline.gold.rules import DURABLE_NUMBER, FINDINGS, literal
 from bstar_pipeline.pair_rows import Row, Rows
-from bstar_pipeline.partitions import queried
-from bstar_pipeline.schema import shaped, table_schema
+from bstar_pipeline.partitions import Made, Stored, queried
+from bstar_pipeline.schema import table_schema
 
 # Bits of silver.requests.evidence.
 _NODE, _CLIENT, _WORKER = 1, 2, 4
@@ -72,49 +69,27 @@ _CARRIED = (
 )  # fmt: skip
 
 
-def audit(requests: DataFrame, runs: Rows, further: Sequence[DataFrame] = ()) -> DataFrame:
-    """gold.audit of ``silver.requests`` and rows of ``silver.runs``, with ``further`` rows of it."""
-    tables = {"lacks": pa.Table.from_pylist(list(_lacks(runs)), _LACKS)}
-    found = queried(_suspects(requests).select(*_CARRIED, "keeps"), (), _FOUND, tables=tables)
+def audit(requests: Stored, runs: Rows) -> Made:
+    """gold.audit of ``silver.requests`` and rows of ``silver.runs``."""
+    keepers = queried(requests.take("pair", "client", "evidence"), (), _KEEPERS).summed(_DISTINCT)
+    tables = {
+        "lacks": pa.Table.from_pylist(list(_lacks(runs)), _LACKS),
+        "keepers": pa.Table.from_pylist(list(keepers), _KEEPER),
+    }
+    found = queried(requests.take(*_CARRIED), (), _FOUND, tables=tables)
     # Of most requests nothing is lacking.
-    some = requests.where(" OR ".join(f"({condition})" for _, condition, _ in _UNCOVERED))
-    counts = found.unionByName(queried(some.select(*_CARRIED), (), _COVERAGE))
-    counted = queried(counts, ("pair", "rule"), _AUDIT, table_schema("gold.audit"))
-    return reduce(DataFrame.unionByName, (shaped(part, "gold.audit") for part in further), counted)
+    some = " OR ".join(f"({condition})" for _, condition, _ in _UNCOVERED)
+    coverage = queried(requests.take(*_CARRIED, where=some), (), _COVERAGE)
+    return queried(
+        found.frame.unionByName(coverage.frame), ("pair", "rule"), _AUDIT, table_schema("gold.audit")
+    )
 
 
 # --- single requests ----------------------------------------------------------------------------------------
 
-
-def _suspects(requests: DataFrame) -> DataFrame:
-    """The requests of which a rule may have something to say, and whether their client keeps a journal."""
-    keepers = (
-        requests.where(F.col("evidence").bitwiseAND(_CLIENT) != 0)
-        .select("pair", "client", F.lit(True).alias("keeps"))
-        .distinct()
-    )
-    return requests.join(F.broadcast(keepers), ["pair", "client"], "left").where(_is_suspect())
-
-
-def _is_suspect() -> Column:
-    """Whether any of the rules may have something to say about a request: of most there is nothing."""
-    suspicions = (
-        f"keeps AND evidence & {_CLIENT} = 0",
-        "executions > 1",
-        "deliveries > 1",
-        "answers > 1",
-        "calls > 1",
-        "unmarked > 0",
-        f"call_outcome NOT IN {FINISHED}",
-        "outcome IN ('returned', 'late')",
-        (
-            "reply_crc IS NOT NULL AND size(execution_crcs) > 0 "
-            "AND NOT coalesce(array_contains(execution_crcs, reply_crc), false)"
-        ),
-    )
-    return F.expr(" OR ".join(f"coalesce({each}, false)" for each in suspicions))
-
-
+_DISTINCT = "SELECT DISTINCT pair, client, keeps FROM rows"
+_KEEPERS = f"SELECT DISTINCT pair, client, true AS keeps FROM rows WHERE evidence & {_CLIENT} <> 0"
+_KEEPER = pa.schema({"pair": pa.string(), "client": pa.string(), "keeps": pa.bool_()})
 _GAPS = pa.list_(pa.struct({"since": pa.int64(), "until": pa.int64()}))
 _LACKS = pa.schema(
     {"pair": pa.string(), **dict.fromkeys(("client_gaps", "worker_gaps", "node_ends", "node_gaps"), _GAPS)}

@@ -12,11 +12,7 @@ of a day looks like a trend.
 
 # ruff: noqa: S608 - all that is put into queries are constants
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
-
-from bstar_pipeline.pair_rows import together
-from bstar_pipeline.partitions import queried
+from bstar_pipeline.partitions import Made, Stored, queried
 from bstar_pipeline.schema import table_schema
 
 HOURS_MIN = 48
@@ -31,17 +27,16 @@ _CARRIED = (
 )  # fmt: skip
 
 
-def capacity(records: DataFrame, before: DataFrame | None = None) -> DataFrame:
+def capacity(records: Stored, before: Stored | None = None) -> Made:
     """gold.capacity of bronze records: one row for each service and hour in which a node served it.
 
     The line goes through the hours of ``before``, too: the table of earlier days.
     """
-    told = records.where("kind IN ('load', 'pulse', 'state', 'active', 'inactive')")
-    rows = told.select(*_CARRIED, F.lit(None).cast("double").alias("utilisation"))
-    if before is not None:
-        hour_us = F.unix_micros("hour").alias("at")
-        rows = together(rows, before.select("pair", "service", "utilisation", hour_us))
-    return queried(rows, ("pair",), _SQL, table_schema("gold.capacity"))
+    is_told = "kind IN ('load', 'pulse', 'state', 'active', 'inactive')"
+    unknown = ("CAST(NULL AS DOUBLE) AS utilisation", "CAST(NULL AS TIMESTAMP) AS hour")
+    rows = records.take(*_CARRIED, *unknown, where=is_told)
+    known = None if before is None else before.take("pair", "service", "utilisation", "hour")
+    return queried(rows.joined(known), ("pair",), _SQL, table_schema("gold.capacity"))
 
 
 def _mean(column: str) -> str:
@@ -53,7 +48,7 @@ def _mean(column: str) -> str:
 # since 1970 the intercept would be far away. Rounded to the minute: more would be pretence.
 _SQL = f"""
 WITH told AS (
-    SELECT *, last_value(
+    SELECT * REPLACE (coalesce("at", epoch_us(hour)) AS "at"), last_value(
         CASE kind WHEN 'active' THEN true WHEN 'inactive' THEN false
             WHEN 'pulse' THEN lower(state) = 'active' WHEN 'state' THEN lower(new) = 'active' END
         IGNORE NULLS) OVER (PARTITION BY pair, boot ORDER BY seq ROWS UNBOUNDED PRECEDING) AS is_serving

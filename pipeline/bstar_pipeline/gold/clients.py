@@ -7,12 +7,9 @@ counted by the nodes' records. Then retries are the requests that it marked as r
 
 # ruff: noqa: S608 - all that is put into queries are constants
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
-
 from bstar_pipeline import sketch
 from bstar_pipeline.gold.rules import DURABLE_NUMBER
-from bstar_pipeline.partitions import queried
+from bstar_pipeline.partitions import Made, Stored, queried
 from bstar_pipeline.schema import table_schema
 
 FLOOD_SHARE = 0.5
@@ -31,13 +28,13 @@ _CARRIED = (
 )  # fmt: skip
 
 
-def clients(records: DataFrame) -> DataFrame:
+def clients(records: Stored) -> Made:
     """gold.clients of bronze records: one row for each client and day.
 
     Records are added up where they lie; only sums are shuffled.
     """
-    rows = records.where(F.col("topic").isin("requests", "calls")).select(*_CARRIED)
-    return queried(queried(rows, (), _SUMS), ("pair", "day"), _CLIENTS, table_schema("gold.clients"))
+    sums = queried(records.take(*_CARRIED, where="topic IN ('requests', 'calls')"), (), _SUMS)
+    return queried(sums.frame, ("pair", "day"), _CLIENTS, table_schema("gold.clients"))
 
 
 def _counted(name: str, weight: str, counts: str = "minute") -> str:

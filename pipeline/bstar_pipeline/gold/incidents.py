@@ -5,6 +5,8 @@ here both become rows, with the number of requests that each incident touched. T
 requests say: the times without an answer (``seen``), and then the ``counts``.
 """
 
+# ruff: noqa: S608 - all that is put into queries are constants
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,14 +14,13 @@ from dataclasses import asdict
 from operator import attrgetter
 from typing import Any
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+import pyarrow as pa
 
 from bstar.records.broker import FINISHED
 from bstar_pipeline.gold import outages
 from bstar_pipeline.gold.history import Incident, PairHistory
-from bstar_pipeline.pair_rows import Row, Rows, by_pair, collected, frame_of, together
+from bstar_pipeline.pair_rows import Row, Rows, by_pair, collected
+from bstar_pipeline.partitions import Stored, queried
 from bstar_pipeline.tables import utc
 
 # Refusals are counted once in a while; the record comes at the end of the interval.
@@ -30,31 +31,41 @@ _MINUTE_US = 60_000_000
 _CLIENT = 2
 
 _OF_OUTAGE = ("outage_at_us", "outage_us", "since_us", "until_us")
-_SPAN = StructType(
-    [StructField(name, StringType()) for name in ("id", "pair")]
-    + [StructField(name, LongType()) for name in (*_OF_OUTAGE, "outage_until_us")]
+_SPAN = pa.schema(
+    {
+        **dict.fromkeys(("id", "pair"), pa.string()),
+        **dict.fromkeys((*_OF_OUTAGE, "outage_until_us"), pa.int64()),
+    }
 )
+_OFFSET = pa.schema({"boot": pa.string(), "offset_us": pa.int64()})
 # These say nothing of who served and who took over.
 _OF_BOTH = ("start", "both-active", "both-crash", "partition", "handover")
 
 
-def seen(requests: DataFrame, histories: Mapping[str, PairHistory]) -> list[dict[str, Any]]:
+def seen(requests: Stored, histories: Mapping[str, PairHistory]) -> list[dict[str, Any]]:
     """Incidents of ``silver.histories``, and outages as requests tell them; nothing is counted yet."""
     near = (
         (pair, second)
         for pair, history in histories.items()
         for second in sorted(outages.seconds(history.incidents))
     )
-    gaps = by_pair(collected(outages.gaps(requests, near)))
+    gaps = by_pair(collected(outages.gaps(requests, near).frame))
     return [
         each for pair, history in histories.items() for each in _outages(pair, history, gaps.get(pair, ()))
     ]
 
 
-def counts(found: Iterable[Row], records: DataFrame, runs: DataFrame, requests: DataFrame) -> DataFrame:
-    """What requests and nodes say of incidents that were ``seen``: a few rows for each."""
-    spans = frame_of(records.sparkSession, found, _SPAN)
-    return together(_counts(spans, requests), _refused(spans, records, runs))
+def counts(found: Rows, records: Stored, runs: Rows, requests: Stored) -> Rows:
+    """What requests and nodes say of incidents that were ``seen``: a row or two for each."""
+    if not found:
+        return ()
+    spans = pa.Table.from_pylist([{name: row.get(name) for name in _SPAN.names} for row in found], _SPAN)
+    offsets = [{"boot": run["boot"], "offset_us": run["offset_us"]} for run in runs]
+    tables = {"spans": spans, "runs": pa.Table.from_pylist(offsets, _OFFSET)}
+    refusals = records.take(*_REFUSAL, where="kind = 'refused'")
+    touched = queried(requests.take(*_REQUEST), (), _TOUCHED, tables={"spans": spans})
+    refused = queried(refusals, (), _REFUSED, tables=tables)
+    return [*touched.summed(_TOUCHED_IN_ALL), *refused.summed(_REFUSED_IN_ALL)]
 
 
 def incidents(found: Iterable[dict[str, Any]], counted: Rows) -> list[dict[str, Any]]:
@@ -120,64 +131,60 @@ def _cause(each: Row) -> str:
 # --- requests -----------------------------------------------------------------------------------------------
 
 
-def _counts(found: DataFrame, requests: DataFrame) -> DataFrame:
-    """How many requests each incident touched: id, waiting, services, retried, refused_calls, unknown,
-    affected and has_calls.
-    """
-    ended = F.col("until_us") + _RETRY_US
-    minutes = F.sequence(F.expr(f"since_us DIV {_MINUTE_US}"), F.floor(ended / _MINUTE_US))
-    spans = found.select(
-        "id",
-        "pair",
-        "since_us",
-        "until_us",
-        "outage_at_us",
-        "outage_until_us",
-        F.explode(minutes).alias("minute"),
-    )
-    near = (
-        requests.where(F.col("ended_at_us").isNotNull())
-        .withColumn("minute", F.expr(f"ended_at_us DIV {_MINUTE_US}"))
-        .join(F.broadcast(spans), ["pair", "minute"])
-        .where(F.col("ended_at_us").between(F.col("since_us"), ended))
-    )
-    asked = "coalesce(asked_at_us, ended_at_us)"
-    worked = f"(ended_at_us - if(outcome IN {FINISHED}, coalesce(busy_us, 0L), 0L))"
-    waits = f"(ended_at_us > outage_at_us AND {asked} < outage_until_us)"
-    long = f"(least({worked}, outage_until_us) - greatest({asked}, outage_at_us) >= {outages.OUTAGE_MIN_US})"
-    during = f"({asked} <= until_us)"
-    retried = f"({during} AND (coalesce(attempts, 1) > 1 OR coalesce(is_repeated, false)))"
-    refused = f"({during} AND coalesce(call_outcome IN ('busy', 'rejected', 'no-active'), false))"
-    lost = "('timeout', 'unknown', 'interrupted', 'closed', 'returned', 'late', 'lost')"
-    unknown = f"({during} AND coalesce(outcome IN {lost}, false))"
-    waited = f"coalesce({waits}, false)"
-    return near.groupBy("id").agg(
-        F.expr(f"count_if(coalesce({waits} AND {long}, false)) AS waiting"),
-        F.array_join(
-            F.array_sort(F.collect_set(F.expr(f"if({waited} AND {long}, service, NULL)"))), ", "
-        ).alias("services"),
-        F.expr(f"count_if({retried}) AS retried"),
-        F.expr(f"count_if({refused}) AS refused_calls"),
-        F.expr(f"count_if({unknown}) AS unknown"),
-        F.expr(f"count_if({waited} OR {retried} OR {refused} OR {unknown}) AS affected"),
-        F.max(F.col("evidence").bitwiseAND(_CLIENT) != 0).alias("has_calls"),
-    )
-
-
-def _refused(found: DataFrame, records: DataFrame, runs: DataFrame) -> DataFrame:
-    """What nodes refused meanwhile: id, refused_at_nodes."""
-    refusals = (
-        records.where("topic = 'events' AND kind = 'refused'")
-        .join(F.broadcast(runs.select("boot", "offset_us")), "boot")
-        .select("pair", (F.col("mono") + F.col("offset_us")).alias("at_us"), "count")
-    )
-    spans = found.select("id", "pair", "since_us", "until_us")
-    return (
-        refusals.join(F.broadcast(spans), "pair")
-        .where(F.col("at_us").between(F.col("since_us"), F.col("until_us") + _REFUSED_LATE_US))
-        .groupBy("id")
-        .agg(F.sum("count").alias("refused_at_nodes"))
-    )
+_REQUEST = (
+    "pair", "ended_at_us", "asked_at_us", "busy_us", "outcome", "attempts", "is_repeated", "call_outcome",
+    "service", "evidence",
+)  # fmt: skip
+_REFUSAL = ("boot", "mono", "pair", "count")
+_LOST = ("timeout", "unknown", "interrupted", "closed", "returned", "late", "lost")
+# Each may use those before it.
+_TOUCHES = {
+    "asked_us": "coalesce(asked_at_us, ended_at_us)",
+    "worked_us": f"ended_at_us - if(outcome IN {FINISHED}, coalesce(busy_us, 0), 0)",
+    "waited": "coalesce(ended_at_us > outage_at_us AND asked_us < outage_until_us, false)",
+    "waited_long": "waited AND coalesce(least(worked_us, outage_until_us) - greatest(asked_us, outage_at_us) "
+    f">= {outages.OUTAGE_MIN_US}, false)",
+    "began": "asked_us <= until_us",
+    "retried": "began AND (coalesce(attempts, 1) > 1 OR coalesce(is_repeated, false))",
+    "refused_calls": "began AND coalesce(call_outcome IN ('busy', 'rejected', 'no-active'), false)",
+    "unknown": f"began AND coalesce(outcome IN {_LOST}, false)",
+    "affected": "waited OR retried OR refused_calls OR unknown",
+}
+_COUNTED = {"waiting": "waited_long"} | {
+    name: name for name in ("retried", "refused_calls", "unknown", "affected")
+}
+_TOUCHED = f"""
+WITH minutes AS (
+    SELECT *, unnest(range(since_us // {_MINUTE_US}, (until_us + {_RETRY_US}) // {_MINUTE_US} + 1)) AS minute
+    FROM spans
+),
+near AS (
+    SELECT rows.*, minutes.* EXCLUDE (pair, minute) FROM rows JOIN minutes
+        ON minutes.pair = rows.pair AND minute = ended_at_us // {_MINUTE_US}
+    WHERE ended_at_us BETWEEN since_us AND until_us + {_RETRY_US}
+),
+facts AS (SELECT *, {", ".join(f"{each} AS {name}" for name, each in _TOUCHES.items())} FROM near)
+SELECT id, {", ".join(f"count(*) FILTER ({each}) AS {name}" for name, each in _COUNTED.items())},
+    list(DISTINCT service) FILTER (waited_long AND service IS NOT NULL) AS served,
+    bool_or(evidence & {_CLIENT} <> 0) AS has_calls
+FROM facts GROUP BY id
+"""
+_TOUCHED_IN_ALL = f"""
+SELECT id, {", ".join(f"sum({name})::BIGINT AS {name}" for name in _COUNTED)},
+    array_to_string(list_sort(list_distinct(flatten(list(served) FILTER (served IS NOT NULL)))), ', ')
+        AS services,
+    bool_or(has_calls) AS has_calls
+FROM rows GROUP BY id
+"""
+# What nodes refused meanwhile.
+_REFUSED = f"""
+WITH refusals AS (SELECT rows.pair, mono + offset_us AS at_us, "count" FROM rows JOIN runs USING (boot))
+SELECT id, sum("count")::BIGINT AS refused_at_nodes
+FROM refusals JOIN spans ON spans.pair = refusals.pair
+    AND at_us BETWEEN since_us AND until_us + {_REFUSED_LATE_US}
+GROUP BY id
+"""
+_REFUSED_IN_ALL = "SELECT id, sum(refused_at_nodes)::BIGINT AS refused_at_nodes FROM rows GROUP BY id"
 
 
 def _outages(pair: str, history: PairHistory, known: Rows) -> Iterator[dict[str, Any]]:

@@ -22,12 +22,11 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from bstar.records.broker import FINISHED
 from bstar.wire.refusals import OF_SERVICE
 from bstar_pipeline import sketch
-from bstar_pipeline.partitions import queried
+from bstar_pipeline.partitions import Made, Stored, queried
 from bstar_pipeline.schema import table_schema
 from bstar_pipeline.slo import Objective, Objectives
 
@@ -49,11 +48,10 @@ _CARRIED = (
 )  # fmt: skip
 
 
-def sketches(records: DataFrame) -> DataFrame:
+def sketches(records: Stored) -> Made:
     """gold.sketches of bronze records. Rows are added up where they lie, only sums are shuffled."""
-    rows = records.where(F.col("topic").isin("requests", "calls", "events")).select(*_CARRIED)
-    sums = queried(rows, (), _SUMS)
-    return queried(sums, _OF_SERVICE, _SKETCHES, table_schema("gold.sketches"))
+    rows = records.take(*_CARRIED, where="topic IN ('requests', 'calls', 'events')")
+    return queried(queried(rows, (), _SUMS).frame, _OF_SERVICE, _SKETCHES, table_schema("gold.sketches"))
 
 
 def _entries(**columns: str) -> str:
@@ -85,22 +83,22 @@ FROM rows GROUP BY ALL
 """
 
 
-def objectives(sketches: DataFrame, slo: Objectives | None = None) -> DataFrame:
+def objectives(sketches: Stored | DataFrame, slo: Objectives | None = None) -> Made:
     """gold.objectives of sketches, of one run or of many together."""
     slo = slo or Objectives()
     burns = {"fast_burn": slo.fast_burn, "slow_burn": slo.slow_burn, "alert_requests": slo.alert_requests}
     return _judged(sketches, slo, _OBJECTIVES, "gold.objectives", burns)
 
 
-def budgets(sketches: DataFrame, slo: Objectives | None = None) -> DataFrame:
+def budgets(sketches: Stored | DataFrame, slo: Objectives | None = None) -> Made:
     """gold.budgets of sketches: what each day brought, and what its period has used up."""
     slo = slo or Objectives()
     return _judged(sketches, slo, _BUDGETS, "gold.budgets", {"days_before": slo.period_days - 1})
 
 
 def _judged(
-    sketches: DataFrame, slo: Objectives, query: str, name: str, values: Mapping[str, float]
-) -> DataFrame:
+    sketches: Stored | DataFrame, slo: Objectives, query: str, name: str, values: Mapping[str, float]
+) -> Made:
     promises = [_promise(None, slo.default), *(_promise(*each) for each in slo.services.items())]
     tables = {"promises": pa.Table.from_pylist(promises, _PROMISES)}
     return queried(sketches, _OF_SERVICE, query, table_schema(name), tables=tables, values=values)

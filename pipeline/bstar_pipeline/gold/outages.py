@@ -29,11 +29,10 @@ from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
 
 from bstar.records.broker import FINISHED
 from bstar_pipeline.gold.history import CLOCK_ERROR_US, Incident
-from bstar_pipeline.partitions import queried
+from bstar_pipeline.partitions import Made, Stored, queried
 
 OUTAGE_MIN_US = 100_000
 """Shorter waits are the business of the objectives."""
@@ -101,7 +100,7 @@ def seconds(incidents: Iterable[Incident]) -> set[int]:
     return found
 
 
-def gaps(requests: DataFrame, near: Iterable[tuple[str, int]]) -> DataFrame:
+def gaps(requests: Stored, near: Iterable[tuple[str, int]]) -> Made:
     """Times without an answer in which a request of ``silver.requests`` waited: pair, the fields of Gap, and
     the greatest weight of the pair's requests.
 
@@ -109,8 +108,8 @@ def gaps(requests: DataFrame, near: Iterable[tuple[str, int]]) -> DataFrame:
     """
     seconds = [{"pair": pair, "second": second} for pair, second in near]
     tables = {"near": pa.Table.from_pylist(seconds, _SECOND)}
-    slots = queried(requests.select(*_CARRIED), (), _SLOTS, tables=tables)
-    return queried(slots, ("pair",), _GAPS)
+    slots = queried(requests.take(*_CARRIED), (), _SLOTS, tables=tables)
+    return queried(slots.frame, ("pair",), _GAPS)
 
 
 _SECOND = pa.schema({"pair": pa.string(), "second": pa.int64()})

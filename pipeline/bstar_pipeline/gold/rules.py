@@ -12,6 +12,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from bstar.records.broker import FINISHED
+
 # ruff: noqa: S608 - all that is put into the query are constants
 
 LATE_US = 1_000_000
@@ -188,11 +190,26 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+# Of most requests no rule has anything to say.
+_SUSPICIONS = (
+    "keeps AND evidence & 2 = 0",
+    "executions > 1",
+    "deliveries > 1",
+    "answers > 1",
+    "calls > 1",
+    "unmarked > 0",
+    f"call_outcome NOT IN {FINISHED}",
+    "outcome IN ('returned', 'late')",
+    "reply_crc IS NOT NULL AND len(execution_crcs) > 0 AND NOT list_contains(execution_crcs, reply_crc)",
+)
 FINDINGS = f"""
 WITH asked AS (
     SELECT rows.* REPLACE ({", ".join(f"coalesce({name}, 0) AS {name}" for name in _COUNTS)}),
-        lacks.* EXCLUDE (pair)
-    FROM rows LEFT JOIN lacks ON lacks.pair = rows.pair WHERE NOT starts_with(client, 'mdp-')
+        lacks.* EXCLUDE (pair), keeps
+    FROM rows LEFT JOIN lacks ON lacks.pair = rows.pair
+        LEFT JOIN keepers ON keepers.pair = rows.pair AND keepers.client = rows.client
+    WHERE NOT starts_with(rows.client, 'mdp-')
+        AND ({" OR ".join(f"coalesce({each}, false)" for each in _SUSPICIONS)})
 ),
 facts AS (
     SELECT *, {", ".join(f"{fact} AS {name}" for name, fact in FACTS.items())} FROM asked
@@ -202,4 +219,6 @@ SELECT day, pair, client, number, service, node, coalesce(ended_at_us, accepted_
         lambda one: one IS NOT NULL)) AS found
 FROM facts
 """
-"""One row for each request and name of rules that has a finding; ``lacks``: what journals lack, by pair."""
+"""One row for each request and name of rules that has a finding; ``lacks``: what journals lack, by pair;
+``keepers``: clients with a journal.
+"""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
 from bstar_pipeline import store
+from bstar_pipeline.pair_rows import read_files
 from bstar_pipeline.report.asking import LIVED, lived
 from bstar_pipeline.report.choice import Choice, choose, filled
 from bstar_pipeline.report.content import Shown
@@ -61,7 +62,7 @@ class Tables:
 
     def table(self, name: str) -> DataFrame:
         """The whole table; empty if nothing was ever written to it."""
-        return store.read_files(self.spark, self.snapshot.files(name), table_schema(name))
+        return read_files(self.spark, self.snapshot.files(name), table_schema(name))
 
     def ask(self, name: str, query: str) -> list[Any]:
         """The rows of a query about ``{table}``: the chosen pair and days, and a day around."""
@@ -94,7 +95,7 @@ def open_tables(
     (``is_of_one_pair``), or nothing in that period.
     """
     snapshot = store.snapshot(spark, root)
-    runs = store.read_files(spark, snapshot.files("silver.runs"), table_schema("silver.runs"))
+    runs = read_files(spark, snapshot.files("silver.runs"), table_schema("silver.runs"))
     found = lived(rows_of(spark.sql(LIVED, table=runs)))
     choice = choose(root, found, pair=pair, from_us=from_us, until_us=until_us, is_of_one_pair=is_of_one_pair)
     return Tables(spark, snapshot, choice)

@@ -1,77 +1,73 @@
 """How far the wall clocks of machines are apart, by the requests that both ends recorded; see ``clocks``."""
 
+# ruff: noqa: S608 - all that is put into queries are constants
+
 from collections.abc import Mapping
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - the common name
+import pyarrow as pa
+from pyspark.sql import DataFrame
 
 from bstar.records.broker import FINISHED
 from bstar_pipeline.clocks import Link, Word, of_peers
 from bstar_pipeline.pair_rows import Row, Rows, by_pair
+from bstar_pipeline.partitions import Stored, queried
 
 # So many requests of a client in a row, and then none until as many as the second number were sent: few to
 # bring together, and enough.
 _RUN, _EVERY = 16, 1_024
 _REQUEST = ("pair", "client", "number")
-_TOPICS = ("requests", "calls", "executions")
+_CARRIED = (
+    *_REQUEST, "topic", "boot", "mono", "busy_us", "total_us", "outcome", "attempts", "deliveries",
+)  # fmt: skip
 _SHARE = 0.99
 
 
-def links(records: DataFrame, runs: DataFrame) -> DataFrame:
+def links(records: Stored, runs: Rows) -> DataFrame:
     """Bounds for each two machines that requests connect: node, other, low_us, high_us (``clocks.Link``)."""
-    clocks = F.broadcast(runs.select("boot", F.coalesce("machine", "boot").alias("clock"), "offset_us"))
-    end_us = F.col("mono") + F.col("offset_us")
-    is_run = F.col("topic") == "executions"
-    took_us = F.when(is_run, F.col("busy_us")).otherwise(F.col("total_us"))
-    ended = (
-        records.where(F.col("topic").isin(*_TOPICS) & (F.col("number") % _EVERY < _RUN))
-        .join(clocks, "boot")
-        .withColumns({"end_us": end_us, "begin_us": end_us - took_us})
+    clocks = [{"boot": run["boot"], "clock": clock_of(run), "offset_us": run["offset_us"]} for run in runs]
+    shape = pa.schema({"boot": pa.string(), "clock": pa.string(), "offset_us": pa.int64()})
+    is_chosen = f"topic IN ('requests', 'calls', 'executions') AND number % {_EVERY} < {_RUN}"
+    bounds = queried(
+        records.take(*_CARRIED, where=is_chosen),
+        _REQUEST,
+        _BOUNDS,
+        tables={"clocks": pa.Table.from_pylist(clocks, shape)},
     )
-    is_plain = (
-        (is_run | F.col("outcome").isin(*FINISHED))
-        & took_us.isNotNull()
-        # Of what was sent again, the ends may be of different attempts.
-        & (F.coalesce("attempts", F.lit(1)) == 1)
-        & (F.coalesce("deliveries", F.lit(1)) == 1)
-    )
-    times = F.struct("clock", "begin_us", "end_us")
-    of_topic = {topic: F.when(F.col("topic") == topic, times) for topic in _TOPICS}
-    requests = (
-        ended.groupBy(*_REQUEST)
-        .agg(
-            *(F.min(column).alias(topic) for topic, column in of_topic.items()),
-            *(F.count(column).alias(f"{topic}_count") for topic, column in of_topic.items()),
-            F.min(is_plain).alias("is_plain"),
-        )
-        .where("is_plain AND requests_count = 1 AND calls_count <= 1 AND executions_count <= 1")
-    )
-    node = F.col("requests")
+    return queried(bounds.frame, ("node", "other"), _LINKS).frame
 
-    def bounds(topic: str, low: Column, high: Column) -> Column:
-        other = F.col(f"{topic}.clock")
-        found = F.struct(
-            node.clock.alias("node"), other.alias("other"), low.alias("low_us"), high.alias("high_us")
-        )
-        return F.when(other != node.clock, found)
 
-    call, run = F.col("calls"), F.col("executions")
-    by_call = bounds("calls", node.end_us - call.end_us, node.begin_us - call.begin_us)
-    by_run = bounds("executions", node.begin_us - run.begin_us, node.end_us - run.end_us)
-    # Not a union of both, which would read the records twice.
-    both = F.filter(F.array(by_call, by_run), lambda one: one.isNotNull())
-    return (
-        requests.select(F.explode(both).alias("bounds"))
-        .select("bounds.*")
-        .groupBy("node", "other")
-        # Not the last: of very many requests, one may have a story that its records do not tell.
-        .agg(
-            F.expr(f"CAST(percentile_disc({_SHARE}) WITHIN GROUP (ORDER BY low_us) AS BIGINT) AS low_us"),
-            F.expr(
-                f"CAST(percentile_disc({_SHARE}) WITHIN GROUP (ORDER BY high_us DESC) AS BIGINT) AS high_us"
-            ),
-        )
-    )
+_OF_TOPIC = ", ".join(
+    f"min({{clock: clock, begin_us: end_us - took_us, end_us: end_us}}) "
+    f"FILTER (topic = '{topic}s') AS {topic}, count(*) FILTER (topic = '{topic}s') AS {topic}_count"
+    for topic in ("request", "call", "execution")
+)
+# Of what was sent again, the ends may be of different attempts.
+_BOUNDS = f"""
+WITH ended AS (
+    SELECT rows.*, clock, mono + offset_us AS end_us, if(topic = 'executions', busy_us, total_us) AS took_us
+    FROM rows JOIN clocks USING (boot)
+),
+requests AS (
+    SELECT {_OF_TOPIC},
+        bool_and((topic = 'executions' OR outcome IN {FINISHED}) AND took_us IS NOT NULL
+            AND coalesce(attempts, 1) = 1 AND coalesce(deliveries, 1) = 1) AS is_plain
+    FROM ended GROUP BY {", ".join(_REQUEST)}
+    HAVING is_plain AND request_count = 1 AND call_count <= 1 AND execution_count <= 1
+)
+SELECT request.clock AS node, call.clock AS other, request.end_us - call.end_us AS low_us,
+    request.begin_us - call.begin_us AS high_us
+FROM requests WHERE call.clock <> request.clock
+UNION ALL
+SELECT request.clock, execution.clock, request.begin_us - execution.begin_us,
+    request.end_us - execution.end_us
+FROM requests WHERE execution.clock <> request.clock
+"""
+# Not the last: of very many requests, one may have a story that its records do not tell.
+_LINKS = f"""
+SELECT node, other, quantile_disc(low_us, {_SHARE}) AS low_us,
+    quantile_disc(high_us, {_SHARE} ORDER BY high_us DESC) AS high_us
+FROM rows GROUP BY node, other
+"""
 
 
 def peer_links(facts: Mapping[str, Rows], runs: Rows) -> list[Link]:

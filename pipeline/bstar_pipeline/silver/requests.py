@@ -6,13 +6,11 @@ A request of a plain Majordomo client has no identity that others know; its reco
 """
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - the common name
 
 from bstar.records.broker import FINISHED
 from bstar_pipeline.gold.history import CLOCK_ERROR_US, SAME_CLOCK_ERROR_US
 from bstar_pipeline.pair_rows import Rows
-from bstar_pipeline.partitions import queried
+from bstar_pipeline.partitions import Made, Stored, queried
 from bstar_pipeline.schema import table_schema
 
 # What a node says of a request's end, the best last.
@@ -38,7 +36,7 @@ _CALL = (
 _EXECUTION = ("service", "epoch", "bytes_in", "bytes_out", "end_us")
 
 
-def requests(records: DataFrame, runs: Rows, clock_error_us: int = CLOCK_ERROR_US) -> DataFrame:
+def requests(records: Stored, runs: Rows, clock_error_us: int = CLOCK_ERROR_US) -> Made:
     """``silver.requests`` of bronze records and rows of ``silver.runs``.
 
     A request is of the day on which its last record was written; what a clock was ahead is taken off.
@@ -48,7 +46,7 @@ def requests(records: DataFrame, runs: Rows, clock_error_us: int = CLOCK_ERROR_U
         pa.schema([(name, pa.int64() if name.endswith("_us") else pa.string()) for name in _RUN]),
     )
     return queried(
-        records.where(F.col("topic").isin(*_TOPICS)).select(*_CARRIED),
+        records.take(*_CARRIED, where=f"topic IN {_TOPICS}"),
         ("number", "client", "pair"),
         _SQL,
         table_schema("silver.requests"),

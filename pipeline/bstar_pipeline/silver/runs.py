@@ -10,17 +10,19 @@ machines they are as exact as the machines' clocks are set, unless requests tell
 table of them.
 """
 
+# ruff: noqa: S608 - all that is put into queries are constants, and names of runs
+
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 - the common name
+from pyspark.sql import DataFrame
 
 from bstar.records import broker, client, pair, store, worker
 from bstar_pipeline.clocks import Off
 from bstar_pipeline.gold.history import FIELDS, KINDS
-from bstar_pipeline.pair_rows import Row, Rows, collected, together
+from bstar_pipeline.pair_rows import Row, Rows, collected
+from bstar_pipeline.partitions import Stored, queried, text
 from bstar_pipeline.schema import kinds_of
 
 _ABOUT = ("source", "machine", "host", "version", "config", "service", "heartbeat_us", "failover_timeout_us")
@@ -33,27 +35,41 @@ _KINDS = {
     "broker": (*kinds_of(broker, pair, store), "pulse"),
 }
 
+# Of events those that each pair has few of, and the others that facts are made of.
+_EVENTS = (*KINDS, "pulse", "load")
+_NAMES = dict.fromkeys(("pair", "node", "boot", "day", "seq", "kind", "mono", "sample", *FIELDS, *_ABOUT))
+_EVENT = dict.fromkeys((*_NAMES, "state", "accepted", "interval_us", "queued", "in_flight"))
+_CARRIED = dict.fromkeys((*_EVENT, "topic", "at", "outcome", "weight", "count", "busy_us"))
+_KEYS = "is_older, day, pair, boot, node, topic, offset_us, service_of, epoch_of"
+_LEAST = ("first_seq", "first_mono")
+_MOST = ("last_seq", "last_mono", "last_began")
+_ADDED = ("records", "ends", "late", "weighted", "dropped", *(f"of_{source}" for source in _KINDS))
+
 Facts = Mapping[str, Rows]
 """What ``facts`` found."""
 
 
-def facts(records: DataFrame, older: DataFrame | None = None) -> tuple[Facts, Facts]:
+def facts(records: Stored, older: Stored | None = None) -> tuple[Facts, Facts]:
     """What the driver has to know of bronze records, and of ``older`` ones, by ``what``: one query.
 
     "sum": all records by day, run, at - mono, topic, the service of requests and the epoch of executions.
     "event": those of ``gold.history``. "pulses": what those of a run tell in all. "loads": of a run and
     service. "stale": what ``_stale`` finds, by one query more if there is any.
     """
-    facts = fact_rows(records).withColumn("is_older", F.lit(False))
-    if older is not None:
-        facts = facts.unionByName(fact_rows(older).withColumn("is_older", F.lit(True)))
     found: tuple[defaultdict[str, list[Row]], ...] = (defaultdict(list), defaultdict(list))
-    for row in collected(facts):
+    for row in collected(fact_rows(records, older)):
         found[row["is_older"]][row["what"]].append(row)
     return {**found[0], "stale": _stale(records, found[0]["sum"])}, found[1]
 
 
-def _stale(records: DataFrame, sums: Rows) -> Rows:
+def fact_rows(records: Stored, older: Stored | None = None) -> DataFrame:
+    """The query of ``facts``: records are added up where they lie, then those of a run are together."""
+    now = records.take(*_CARRIED, "false AS is_older")
+    before = None if older is None else older.take(*_CARRIED, "true AS is_older")
+    return queried(queried(now.joined(before), (), _PARTS).frame, ("boot",), _FACTS).frame
+
+
+def _stale(records: Stored, sums: Rows) -> Rows:
     """Executions that began in an epoch when the worker had ended one of a ``higher`` epoch: of each run and
     epoch the last.
 
@@ -73,89 +89,64 @@ def _stale(records: DataFrame, sums: Rows) -> Rows:
     if not higher:
         return ()
     boots, _, begins = map(sorted, map(set, zip(*higher, strict=True)))
-    executions = records.where((F.col("topic") == "executions") & F.col("boot").isin(boots))
+    is_one = f"topic = 'executions' AND boot IN ({', '.join(map(text, boots))})"
+    is_one += f" AND {_BEGAN} IN ({', '.join(map(str, begins))})"
+    executions = records.take(*_LAST, f"{_BEGAN} AS began", where=is_one)
     last: dict[tuple[str, int, int], Row] = {}
-    for row in collected(executions.where(_began().isin(begins)).select(*_LAST, _began().alias("began"))):
+    for row in collected(queried(executions, (), "FROM rows").frame):
         key = row["boot"], row["epoch"], row["began"]
         last[key] = max(row, last.get(key, row), key=lambda each: [each[name] for name in _LAST])
     return [{**row, "higher": higher[key]} for key, row in sorted(last.items()) if key in higher]
 
 
-def _began() -> Column:
-    """When an execution began, by its run's monotonic clock."""
-    return F.col("mono") - F.col("busy_us")
-
-
-def fact_rows(records: DataFrame) -> DataFrame:
-    """The query of ``facts``."""
-    of_events = records.where(F.col("topic") == "events")
-    return together(_sums(records), _events(of_events), _pulses(of_events), _loads(of_events))
-
-
-def _sums(records: DataFrame) -> DataFrame:
-    """All that is aggregated is a number: a struct or a text would make Spark sort all rows."""
-    is_run = F.col("topic") == "executions"
-    return records.groupBy(
-        F.lit("sum").alias("what"),
-        *("day", "pair", "boot", "node", "topic"),
-        (F.col("at") - F.col("mono")).alias("offset_us"),
-        F.when(F.col("topic") == "requests", F.col("service")).alias("service"),
-        F.when(is_run, F.col("epoch")).alias("epoch"),
-    ).agg(
-        F.count("*").alias("records"),
-        F.min("seq").alias("first_seq"),
-        F.max("seq").alias("last_seq"),
-        F.min("mono").alias("first_mono"),
-        F.max("mono").alias("last_mono"),
-        F.count_if(F.col("kind").isin("stopped", "fatal")).alias("ends"),
-        F.count_if(F.col("outcome") == "late").alias("late"),
-        *(F.count_if(F.col("kind").isin(*kinds)).alias(f"of_{source}") for source, kinds in _KINDS.items()),
-        F.count_if(F.coalesce(F.col("weight"), F.lit(1.0)) != 1).alias("weighted"),
-        F.sum(F.when(F.col("kind") == "dropped", F.col("count"))).alias("dropped"),
-        F.max(F.when(is_run, _began())).alias("last_began"),
-    )
-
-
-def _events(events: DataFrame) -> DataFrame:
-    names = dict.fromkeys(("pair", "node", "boot", "day", "seq", "kind", "mono", "sample", *FIELDS, *_ABOUT))
-    return events.where(F.col("kind").isin(*KINDS)).select(F.lit("event").alias("what"), *names)
-
-
-def _pulses(events: DataFrame) -> DataFrame:
-    is_pulse = F.col("kind") == "pulse"
-    in_run = Window.partitionBy("boot").orderBy("seq")
-    first = F.when(is_pulse, F.col("seq"))
-    return (
-        events.where(is_pulse | F.col("kind").isin(*KINDS))
-        .withColumn("silent_us", F.col("mono") - F.lag("mono").over(in_run))
-        .groupBy(F.lit("pulses").alias("what"), "pair", "boot")
-        .agg(
-            F.min_by("state", first).alias("first_state"),
-            F.min_by("epoch", first).alias("first_epoch"),
-            F.expr(
-                "(max(if(kind = 'pulse', mono, NULL)) - min(if(kind = 'pulse', mono, NULL))) "
-                "/ nullif(count_if(kind = 'pulse') - 1, 0) AS pulse_us"
-            ),
-            F.max("silent_us").alias("longest_us"),
-        )
-    )
-
-
-def _loads(events: DataFrame) -> DataFrame:
-    """What a node counted; what it accepted in its first interval may be of before its journal here."""
-    return (
-        events.where(F.col("kind") == "load")
-        .groupBy(F.lit("loads").alias("what"), "pair", "boot", "service")
-        .agg(
-            F.sum("accepted").alias("accepted"),
-            F.min(F.struct("seq", "accepted", (F.col("mono") - F.col("interval_us")).alias("began"))).alias(
-                "first_load"
-            ),
-            F.max(F.struct("seq", (F.col("queued") + F.col("in_flight")).alias("held"))).alias("last_load"),
-            F.max("mono").alias("mono"),
-            F.max("day").alias("day"),
-        )
-    )
+# When an execution began, by its run's monotonic clock.
+_BEGAN = "(mono - busy_us)"
+_OF_KINDS = "".join(f", count(*) FILTER (kind IN {kinds}) AS of_{source}" for source, kinds in _KINDS.items())
+# All is one aggregation, so rows are read once: an event is apart from all others, and its sums are its own.
+# Records of one number are those of a boot id that ran twice.
+_PARTS = f"""
+WITH told AS (
+    SELECT *, if(kind IN {_EVENTS}, {{seq: seq, mono: mono}}, NULL) AS apart, "at" - mono AS offset_us,
+        if(topic = 'requests', service, NULL) AS service_of, if(topic = 'executions', epoch, NULL) AS epoch_of
+    FROM rows
+)
+SELECT {_KEYS}, count(*) AS records, min(seq) AS first_seq, max(seq) AS last_seq, min(mono) AS first_mono,
+    max(mono) AS last_mono, count(*) FILTER (kind IN ('stopped', 'fatal')) AS ends,
+    count(*) FILTER (outcome = 'late') AS late, count(*) FILTER (coalesce(weight, 1) <> 1) AS weighted,
+    sum("count") FILTER (kind = 'dropped')::BIGINT AS dropped,
+    max({_BEGAN}) FILTER (topic = 'executions') AS last_began{_OF_KINDS},
+    any_value(if(apart IS NULL, NULL, {{{", ".join(f"{name}: {name}" for name in _EVENT)}}})) AS event
+FROM told GROUP BY {_KEYS}, apart
+"""
+# What a node accepted in its first interval may be of before its journal here.
+_FACTS = f"""
+WITH parts AS MATERIALIZED (FROM rows),
+events AS MATERIALIZED (SELECT is_older, unnest(event) FROM parts WHERE event IS NOT NULL),
+told AS (
+    SELECT *, mono - lag(mono) OVER (PARTITION BY is_older, boot ORDER BY seq) AS after_us
+    FROM events WHERE kind <> 'load'
+)
+SELECT 'sum' AS what, is_older, day, pair, boot, node, topic, offset_us, service_of AS service,
+    epoch_of AS epoch, {", ".join(f"min({name}) AS {name}" for name in _LEAST)},
+    {", ".join(f"max({name}) AS {name}" for name in _MOST)},
+    {", ".join(f"sum({name})::BIGINT AS {name}" for name in _ADDED)}
+FROM parts GROUP BY ALL
+UNION ALL BY NAME
+SELECT 'event' AS what, is_older, {", ".join(_NAMES)} FROM events WHERE kind IN {KINDS}
+UNION ALL BY NAME
+SELECT 'pulses' AS what, is_older, pair, boot,
+    arg_min_null(state, seq) FILTER (kind = 'pulse') AS first_state,
+    arg_min_null(epoch, seq) FILTER (kind = 'pulse') AS first_epoch,
+    (max(mono) FILTER (kind = 'pulse') - min(mono) FILTER (kind = 'pulse'))
+        / nullif(count(*) FILTER (kind = 'pulse') - 1, 0) AS pulse_us,
+    max(after_us) AS longest_us
+FROM told GROUP BY ALL
+UNION ALL BY NAME
+SELECT 'loads' AS what, is_older, pair, boot, service, sum(accepted)::BIGINT AS accepted,
+    min({{seq: seq, accepted: accepted, began: mono - interval_us}}) AS first_load,
+    max({{seq: seq, held: queued + in_flight}}) AS last_load, max(mono) AS mono, max(day) AS day
+FROM events WHERE kind = 'load' GROUP BY ALL
+"""
 
 
 def runs(found: Facts, before: Facts | None = None) -> list[dict[str, Any]]:
