@@ -15,7 +15,6 @@ from bstar_client.core.worker.session import WorkerCore
 from support.client_outputs import timers
 from support.work import asked
 
-ADDRESS = b"\x00\x01\x02\x03\x04"
 ONE = native.identity(b"c" * 16, 1)
 TWO = native.identity(b"c" * 16, 2)
 CODEC = native_broker.CODEC
@@ -107,24 +106,3 @@ class NativeBench(CoreBench):
 
     def commands(self, node: int) -> list[int]:
         return [command for command, _, _, _ in self.sent(node)]
-
-
-@dataclass
-class Bench(CoreBench):
-    """Of a plain dialect: heartbeat 1 s, three may be missed; ``lead`` precedes the address of a REQUEST."""
-
-    lead: tuple[bytes, ...] = (b"MDPW02", b"\x02")
-
-    def connect(self, node: int = 0) -> None:
-        self.take(self.core.connected(node, self.now))
-
-    def hear(self, *frames: bytes, node: int = 0) -> None:
-        self.take(self.core.receive(node, list(frames), self.now))
-
-    def request(self, address: bytes = ADDRESS) -> Job:
-        self.hear(*self.lead, address, b"", b"body")
-        return self.begun()[-1]
-
-    def finish(self, job: Job, *body: bytes) -> None:
-        self.core.claim(job)
-        self.take(self.core.finished(job, list(body), self.now))

@@ -1,11 +1,12 @@
 """A worker's core between its nodes: one line of a script each.
 
 ``worker`` is a native one that knows ``primary`` and ``backup``; limits follow, and ``holds`` if it begins
-what it is given when the script says ``claim``. ``registered`` is one that both have welcomed, ``mdp02`` one
-of MDP/0.2 with a ``broker``. A node ``connects`` and welcomes the worker (``epoch=``, ``expiry=`` in
-milliseconds) or ``accepts`` the connection alone. It ``asks`` for numbers of a client or ``batches`` them
-(``epoch=``, ``ttl=``, ``age=``, ``again``, ``key=``), ``beats`` with its state and epoch; ``says`` is any
-other message. A handler is ``done``, ``fails`` or returns a ``part``; ``all-done`` ends several in one turn.
+what it is given when the script says ``claim``. ``registered`` is one that both have welcomed; ``mdp02``,
+``mdp01``, ``paranoid`` and ``simple`` are plain ones with a ``broker``, which has ``accepted`` them or does
+so later. A node ``connects`` and welcomes the worker (``epoch=``, ``expiry=`` in milliseconds) or
+``accepts`` the connection alone. It ``asks`` for numbers of a client or ``batches`` them (``epoch=``,
+``ttl=``, ``age=``, ``again``, ``key=``), ``beats`` with its state and epoch; ``says`` is any other message.
+A handler is ``done``, ``fails`` or returns a ``part``; ``all-done`` ends several in one turn.
 
 Seen: ``->`` is sent, ``begin`` goes to a handler, ``*`` is for observers; like heartbeats are counted.
 """
@@ -24,7 +25,15 @@ from bstar.wire.batches import bodies_of, final_rows, pack_requests
 from bstar.wire.extensions import elsewhere_of
 from bstar.wire.messages import NodeStatus, Reason
 from bstar_client.core.outputs import Send
-from bstar_client.core.worker.dialects import Job, Mdp02Worker, NativeWorker
+from bstar_client.core.worker.dialects import (
+    Job,
+    Mdp01Worker,
+    Mdp02Worker,
+    NativeWorker,
+    ParanoidWorker,
+    SimpleWorker,
+    WorkerDialect,
+)
 from bstar_client.core.worker.jobs import WorkerLimits
 from bstar_client.core.worker.outputs import (
     Abandon,
@@ -46,6 +55,9 @@ CLIENT_ID = b"c" * 16
 _TOLD = ("PARTIAL", "FINAL", "ERROR", "READY", "HEARTBEAT", "DISCONNECT", "STALE_EPOCH", "FINALS")
 _NAMES = {getattr(native, name): name for name in _TOLD}
 _READY = {"batches": native.FLAG_BATCHES, "extended": native.FLAG_EXTENDED}
+# What stands before the address of a request that a plain worker is given.
+_LEADS = {"mdp02": ("MDPW02", "\\x02"), "mdp01": ("", "MDPW01", "\\x02"), "paranoid": (), "simple": ("",)}
+_HEARTBEATS = ([b"MDPW02", b"\x05"], [b"", b"MDPW01", b"\x04"], [b"\x02"])
 # What every script sees anyway.
 _DULL = ("requests", "finished", "registrations")
 
@@ -71,6 +83,7 @@ class WorkerStage(Stage):
         self._jobs: dict[str, Job] = {}
         self._names: dict[bytes, str] = {}
         self._holds = self._is_waiting = False
+        self._lead: tuple[str, ...] = ()
 
     def peer_of(self, name: str) -> int:
         return self._nodes.index(name)
@@ -78,21 +91,35 @@ class WorkerStage(Stage):
     # --- the worker -----------------------------------------------------------------------------------------
 
     def do_worker(self, words: list[str]) -> None:
-        self._make(words, ("primary", "backup"))
+        self._make(words, ("primary", "backup"), NativeWorker())
 
     def do_mdp02(self, words: list[str]) -> None:
-        nodes = ("one", "two") if "two" in words else ("broker",)
-        self._make([word for word in words if word != "two"], nodes)
+        self._make_plain("mdp02", Mdp02Worker(1.0, 3.0), words)
 
-    def _make(self, words: list[str], nodes: tuple[str, ...]) -> None:
+    def do_mdp01(self, words: list[str]) -> None:
+        self._make_plain("mdp01", Mdp01Worker(1.0, 3.0), words)
+
+    def do_paranoid(self, words: list[str]) -> None:
+        self._make_plain("paranoid", ParanoidWorker(1.0, 3.0), words)
+
+    def do_simple(self, words: list[str]) -> None:
+        self._make_plain("simple", SimpleWorker(), words)
+
+    def _make_plain(self, kind: str, dialect: WorkerDialect, words: list[str]) -> None:
+        self._lead = _LEADS[kind]
+        nodes = ("one", "two") if "two" in words else ("broker",)
+        self._make([word for word in words if word not in ("two", "accepted")], nodes, dialect)
+        if "accepted" in words:
+            self.peer_accepts(0, [])
+            self.begin()
+
+    def _make(self, words: list[str], nodes: tuple[str, ...], dialect: WorkerDialect) -> None:
         options = options_of(words)
         self._holds = options.pop("holds", None) is not None
         limits = {name: msgspec.json.decode(value) for name, value in options.items()}
         self._nodes = nodes
         self._bench = _Bench(
-            msgspec.convert(limits, WorkerLimits),
-            tuple(f"tcp://{name}" for name in nodes),
-            NativeWorker() if "primary" in nodes else Mdp02Worker(1.0, 3.0),
+            msgspec.convert(limits, WorkerLimits), tuple(f"tcp://{name}" for name in nodes), dialect
         )
         self._bench.show = self._show
         self._began_at = self._bench.now
@@ -145,7 +172,9 @@ class WorkerStage(Stage):
         self._take(self._bench.core.finished_all(results, self._bench.now))
 
     def do_part(self, words: list[str]) -> None:
-        self._take(self._bench.core.partial(self._jobs[words[0]], [b"part"], self._bench.now))
+        name, *body = words
+        frames = [frame_of(each) for each in body or ["part"]]
+        self._take(self._bench.core.partial(self._jobs[name], frames, self._bench.now))
 
     def do_fails(self, words: list[str]) -> None:
         name, text = words
@@ -211,8 +240,8 @@ class WorkerStage(Stage):
         self._take(self._bench.core.receive(node, frames, self._bench.now))
 
     def peer_gives(self, node: int, words: list[str]) -> None:
-        """A REQUEST of MDP/0.2, for the client with this address."""
-        self.peer_says(node, ["MDPW02", "\\x02", words[0], "", "body"])
+        """A request to a plain worker, for the client with this address."""
+        self.peer_says(node, [*self._lead, words[0], "", "body"])
 
     def _hear(self, node: int, frames: list[bytes]) -> None:
         self._take(self._bench.core.receive(node, frames[1:], self._bench.now))
@@ -262,7 +291,7 @@ class WorkerStage(Stage):
     def _told(self, frames: list[bytes]) -> str:
         head, *body = frames
         if not head.startswith(b"\xb5"):
-            name = " HEARTBEAT" if frames == [b"MDPW02", b"\x05"] else ""
+            name = " HEARTBEAT" if frames in _HEARTBEATS else ""
             return " ".join(map(text_of, frames)) + name
         command, flags = head[2], head[3]
         epoch, value = int.from_bytes(head[28:36], "big"), int.from_bytes(head[36:40], "big")
@@ -296,7 +325,9 @@ class WorkerStage(Stage):
         core = self._bench.core
         due = core.next_deadline()
         when = "nothing is due" if due is None else f"due in {due - self._bench.now:.3g} s"
-        self.seen.append(f"epoch {core.epoch}, {core.running} running, {when}")
+        held = sum(len(part) for job in self._jobs.values() for part in job.held or ())
+        parts = f", {held} bytes of parts" if held else ""
+        self.seen.append(f"epoch {core.epoch}, {core.running} running, {when}{parts}")
 
     def facts(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self._bench.core.counters).items() if name not in _DULL}
