@@ -21,18 +21,13 @@ class Desk(SessionDesk):
         super().__init__()
         self.session: AnySession = session
         self.now = now
-        self._call_s = call_s
+        self.call_s = call_s
 
-    def call(self, body: bytes = b"x", *, timeout: float | None = None) -> Call:
-        seconds = self._call_s if timeout is None else timeout
-        deadline = None if seconds is None else self.now + seconds
+    def call(self, body: bytes = b"x") -> Call:
+        deadline = None if self.call_s is None else self.now + self.call_s
         call = Call(b"", [body], deadline, begun_at=self.now)
         self.take(self.session.submit(call, self.now))
         return call
-
-    def asked(self) -> list[int]:
-        """The servers of the requests so far, PINGs aside."""
-        return [node for node, frames in self.sent if frames != [b"PING"]]
 
     def reply_of(self, call: Call) -> Reply:
         [reply] = [reply for answered, reply in self.replies if answered is call]
@@ -52,9 +47,9 @@ def pirate(count: int = 1, *, timeout: float = 2.5, attempts: int = 3, once: boo
     return Desk(session, call_s=timeout * attempts)
 
 
-def star() -> Desk:
+def star(settle_s: float = 2.0) -> Desk:
     """A client of a pair of BinaryStar servers."""
-    settings = SessionSettings(attempt_timeout_s=1.0, settle_delay_s=2.0)
+    settings = SessionSettings(attempt_timeout_s=1.0, settle_delay_s=settle_s)
     return Desk(PlainSession(SERVERS[:2], now=100.0, settings=settings), call_s=30.0)
 
 

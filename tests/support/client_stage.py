@@ -2,11 +2,13 @@
 
 ``new`` is a session that knows nothing (settings follow, ``alone``: with one node), ``served`` one whose
 primary serves and whose backup stands by, ``plain`` one of MDP/0.2 (or ``01``) with both connected, unless
-``unconnected``. ``call NAME`` begins a call: ``for=2`` is its timeout (``for=-``: none), ``once`` forbids a
-second execution, then ``stream``, ``key=``, ``headers``, ``service=``, ``body=``, ``bytes=``.
-``together`` begins several in one turn. A node ``connects`` or ``says`` how it stands (``epoch=``, ``peer=``,
-``retry=`` and ``timeout=`` in milliseconds, ``lacks=`` a feature), ``refuses`` a call so, and answers.
-``wait`` lets time pass; ``8 times wait 0.25; primary says ACTIVE`` does all of it again and again.
+``unconnected``. Without a broker it is a ``pirate`` (``servers=``, ``timeout=``, ``asks-once``), a ``star``
+(``settle=``), ``shotgun`` or ``flp`` of ``one``, ``two`` and ``three``. ``call NAME`` begins a call:
+``for=2`` is its timeout (``for=-``: none), ``once`` forbids a second execution, then ``stream``, ``key=``,
+``headers``, ``service=``, ``body=``, ``bytes=``. ``together`` begins several in one turn. A node
+``connects`` or ``says`` how it stands (``epoch=``, ``peer=``, ``retry=`` and ``timeout=`` in milliseconds,
+``lacks=`` a feature), ``refuses`` a call so, and answers. ``wait`` lets time pass; ``8 times wait 0.25;
+primary says ACTIVE`` does all of it again and again.
 
 Seen: ``->`` is sent: the calls of one message, the epoch, what is left of their time, and what the request
 allows; PINGs are counted. ``*`` is for observers, ``=`` tells what has changed, a call's name its outcome.
@@ -25,14 +27,18 @@ from bstar.wire import native, refusals
 from bstar.wire.messages import NodeStatus
 from bstar.wire.native_broker import NativeAsker
 from bstar_client.core.calls import Call, Reply
+from bstar_client.core.events import Connected
+from bstar_client.core.native.session import Session
 from bstar_client.core.outputs import Announce, Deliver, DeliverAll, Fail, Output, Report, Reset, Send
 from bstar_client.core.plain.attempt_session import AttemptSession, Mdp01Session, Mdp02Session
 from bstar_client.core.session_settings import SessionSettings
+from support import brokerless_desk
+from support.brokerless_desk import AnySession
 from support.client_desk import CODEC, ENDPOINTS, Desk, read_all, status
 from support.client_outputs import SessionDesk
 from support.stage import Stage, frame_of, options_of, text_of
 
-NODES = ("primary", "backup")
+_PAIR, _SERVERS = ("primary", "backup"), ("one", "two", "three")
 _STATES = {"SILENT": 0} | {state.name: int(state) for state in State}
 _COMMANDS = {getattr(native, name): [name] for name in ("DIRECTED", "CANCEL")}
 _FLAGS = {"again": native.FLAG_REDELIVERED, "urgent": native.FLAG_URGENT, "once": native.FLAG_ONCE}
@@ -61,13 +67,13 @@ class _Desk(Desk):
 
 
 class _PlainDesk(SessionDesk):
-    """The same of a plain client."""
+    """The same of a plain client, and of one without a broker."""
 
     now = 100.0
 
-    def __init__(self, session: AttemptSession, show: Callable[[Output], None]) -> None:
+    def __init__(self, session: AttemptSession | AnySession, show: Callable[[Output], None]) -> None:
         super().__init__()
-        self.session: AttemptSession = session
+        self.session: AttemptSession | AnySession = session
         self.show = show
 
     def take(self, outputs: Sequence[Output]) -> None:
@@ -84,9 +90,12 @@ class ClientStage(Stage):
         self._desk: _Desk | _PlainDesk
         self._calls: dict[str, Call] = {}
         self._is_waiting = False
+        self._nodes: tuple[str, ...] = _PAIR
+        # The timeout of a call that names none.
+        self._call_s: float | None = 30.0
 
     def peer_of(self, name: str) -> int:
-        return NODES.index(name)
+        return self._nodes.index(name)
 
     # --- the session and its calls --------------------------------------------------------------------------
 
@@ -114,6 +123,27 @@ class ClientStage(Stage):
             self._desk.connect(0, 1)
         self.begin()
 
+    def do_pirate(self, words: list[str]) -> None:
+        options = options_of(words)
+        count, timeout = int(options.get("servers", 1)), float(options.get("timeout", 2.5))
+        self._make(brokerless_desk.pirate(count, timeout=timeout, once="asks-once" in options))
+
+    def do_star(self, words: list[str]) -> None:
+        self._make(brokerless_desk.star(float(options_of(words).get("settle", 2))))
+
+    def do_shotgun(self, words: list[str]) -> None:
+        self._make(brokerless_desk.shotgun())
+
+    def do_flp(self, words: list[str]) -> None:
+        self._make(brokerless_desk.flp(*map(int, words)))
+
+    def _make(self, made: brokerless_desk.Desk) -> None:
+        self._calls.clear()
+        self._nodes, self._call_s = _SERVERS, made.call_s
+        self._desk = _PlainDesk(made.session, self._show)
+        self._began_at = self._desk.now
+        self.begin()
+
     @property
     def _native(self) -> _Desk:
         assert isinstance(self._desk, _Desk)
@@ -126,10 +156,10 @@ class ClientStage(Stage):
         self.begin()
 
     def _begin(self, name: str, options: dict[str, str]) -> Call:
-        timeout = options.get("for", "30")
+        timeout = options.get("for", f"{self._call_s}")
         body = [frame.encode() for frame in options.get("body", name).split(",")]
         call = Call(
-            options.get("service", "echo").encode(),
+            options.get("service", "echo" if self._nodes is _PAIR else "").encode(),
             [bytes(int(options["bytes"]))] if "bytes" in options else body,
             None if timeout == "-" else self._desk.now + float(timeout),
             "once" not in options,
@@ -267,12 +297,14 @@ class ClientStage(Stage):
 
     def _texts_of(self, output: Output) -> Iterator[str]:
         match output:
+            case Send(node, [b"PING"]):
+                self.counted[f"-> {self._nodes[node]} PING"] += 1
             case Send(node, frames) if not frames[0].startswith(b"\xb5"):
-                yield f"-> {NODES[node]} {' '.join(map(text_of, frames))}"
+                yield f"-> {self._nodes[node]} {' '.join(map(text_of, frames))}"
             case Send(node, frames):
-                yield from self._sent(NODES[node], read_all(frames))
+                yield from self._sent(self._nodes[node], read_all(frames))
             case Reset(node):
-                yield f"a new socket for the {NODES[node]}"
+                yield f"a new socket for the {self._nodes[node]}"
             case Deliver(call, reply):
                 yield f"{self._name_of(call)}: {self._reply(reply)}"
             case DeliverAll(outcomes):
@@ -285,6 +317,8 @@ class ClientStage(Stage):
                 yield f"{self._name_of(call)}: {type(error).__name__}{unknown[may]}{later}"
             case Report(call, progress):
                 yield f"{self._name_of(call)}: {progress}"
+            case Announce(Connected()) if self._nodes is _SERVERS:
+                return
             case Announce(event):
                 yield f"* {type(event).__name__} {' '.join(map(_value, msgspec.structs.astuple(event)))}"
 
@@ -322,6 +356,7 @@ class ClientStage(Stage):
 
     def do_look(self, words: list[str]) -> None:
         session = self._desk.session
+        assert isinstance(session, Session | AttemptSession)
         self.seen.append(f"{_value(session.active or 'nobody')} serves, {session.outstanding} outstanding")
 
     def facts(self) -> dict[str, object]:
