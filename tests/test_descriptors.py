@@ -8,7 +8,7 @@ import socket as tcp
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -122,52 +122,76 @@ def test_the_peer_finds_a_node_that_lets_no_clients_in(tmp_path: Path) -> None:
 
 
 class Guarded:
-    """A guard in a loop of its own, in a process that may have some descriptors more than it has."""
+    """A guard in a loop of its own. ``allow`` lets the process have ``spare`` more than it has."""
 
-    def __init__(self, context: zmq.Context[Socket], spare: int) -> None:
+    def __init__(self) -> None:
+        self.before = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.reactor = Reactor()
-        self.socket = context.socket(zmq.ROUTER)
+        self.context: zmq.Context[Socket] = zmq.Context()
+        self.socket = self.context.socket(zmq.ROUTER)
         self.socket.linger = 0
         self.host = LoopbackHost()
-        before = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest_in_use() + spare, before[1]))
-        try:
-            self.endpoint = f"tcp://127.0.0.1:{self.host.ports(1)[0]}"
-            self.listener = Listener(self.reactor, self.socket, self.endpoint)
-            self.guard = self.listener.descriptors
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        self.endpoint = f"tcp://127.0.0.1:{self.host.ports(1)[0]}"
+        self.listener = Listener(self.reactor, self.socket, self.endpoint)
+        self.guard = self.listener.descriptors
+
+    def allow(self, spare: int) -> int:
+        """Returns the limit."""
+        limit = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir()) + spare
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, self.before[1]))
+        return limit
+
+    def turn_until(self, is_short: bool) -> None:
+        until = self.reactor.now() + LIMIT_S
+        while self.guard.is_short is not is_short:
+            assert self.reactor.now() < until
+            self.reactor.turn()
+
+    def close(self) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, self.before)
+        self.listener.close()
+        self.listener.close()
+        self.socket.close()
+        self.reactor.close()
+        self.host.close()
+        self.context.term()
 
 
-def highest_in_use() -> int:
-    return max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+@pytest.fixture
+def guarded(caplog: pytest.LogCaptureFixture) -> Iterator[Guarded]:
+    caplog.set_level(logging.INFO, "bstar.descriptors")
+    with closing(Guarded()) as made:
+        yield made
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
-def test_files_count_as_well_and_what_is_given_back_counts(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "bstar.descriptors")
-    with zmq.Context() as context:
-        guarded = Guarded(context, spare=RESERVE + 20)
-        guard, reactor = guarded.guard, guarded.reactor
+def test_files_count_as_well_and_what_is_given_back_counts(
+    guarded: Guarded, caplog: pytest.LogCaptureFixture
+) -> None:
+    limit = guarded.allow(RESERVE + 20)
+    for shortage in (1, 2):
+        with ExitStack() as stack:
+            # All numbers below the highest that is in use, and some more.
+            while stack.enter_context(Path("/dev/null").open()).fileno() < limit - RESERVE:
+                pass
+            guarded.turn_until(is_short=True)
+            assert guarded.guard.shortages == shortage
+        guarded.turn_until(is_short=False)
+    assert caplog.text.count("descriptors are short") == 1
+    assert caplog.text.count("descriptors are free again") == 1, "the end of what was told"
 
-        def turn_until(is_short: bool) -> None:
-            until = reactor.now() + LIMIT_S
-            while guard.is_short is not is_short:
-                assert reactor.now() < until
-                reactor.turn()
 
-        for shortage in (1, 2):
-            with ExitStack() as stack:
-                # All numbers below the highest that is in use, and some more.
-                while stack.enter_context(Path("/dev/null").open()).fileno() < guard._threshold:
-                    pass
-                turn_until(is_short=True)
-                assert guard.shortages == shortage
-            turn_until(is_short=False)
-        assert caplog.text.count("descriptors are short") == 1
-        assert caplog.text.count("descriptors are free again") == 1, "the end of what was told"
-        guarded.listener.close()
-        guarded.listener.close()
-        guarded.socket.close()
-        guarded.reactor.close()
-        guarded.host.close()
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_a_limit_that_changes_under_a_process_counts_at_the_next_look(
+    guarded: Guarded, caplog: pytest.LogCaptureFixture
+) -> None:
+    highest = guarded.allow(RESERVE + 20) - RESERVE - 20
+    with ExitStack() as stack:
+        while stack.enter_context(Path("/dev/null").open()).fileno() < highest:
+            pass
+        limit = guarded.allow(4)
+        guarded.turn_until(is_short=True)
+        assert guarded.guard.maximum == limit
+        assert f"of the {limit} that this process may have" in caplog.text
+        guarded.allow(RESERVE + 40)
+        guarded.turn_until(is_short=False)

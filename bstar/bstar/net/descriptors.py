@@ -39,20 +39,22 @@ def raise_limit() -> None:
 class DescriptorGuard:
     """Holds off new connections to a listener while descriptors are short; ``Listener`` asks it.
 
-    ``maximum`` is the process's limit. ``is_short``: it holds connections off now; ``shortages`` counts how
-    often that began.
+    ``maximum`` is the process's limit, as of the last look: ``prlimit`` may change it. ``is_short``: it holds
+    connections off now; ``shortages`` counts how often that began.
     """
 
     def __init__(self, listener: ListenerFilter, endpoint: str) -> None:
         self._filter = listener
         self._endpoint = endpoint
-        self.maximum, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if self.maximum == resource.RLIM_INFINITY:
-            self.maximum = sys.maxsize
+        self._read_limit()
         self.is_short = False
         self.shortages = 0
         self._reported_at = self._looked_at = float("-inf")
         self._is_reported = False
+
+    def _read_limit(self) -> None:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.maximum = sys.maxsize if soft == resource.RLIM_INFINITY else soft
         self._threshold = self.maximum - min(RESERVE, self.maximum // 4)
 
     def accepted(self, descriptor: int, now: float) -> bool:
@@ -68,6 +70,7 @@ class DescriptorGuard:
         if now - self._looked_at < _LOOK_INTERVAL_S:
             return
         self._looked_at = now
+        self._read_limit()
         if not self.is_short:
             if _lowest_free(self.maximum) >= self._threshold:
                 self._hold_off(now)
