@@ -1,4 +1,7 @@
-"""Requests for one worker alone, and ``ask_all``: one outcome for each registered worker."""
+"""Requests for one worker alone, and ``ask_all``: one outcome for each registered worker.
+
+The scripts of client and broker have what becomes of each request.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,15 @@ import json
 
 import pytest
 
-from bstar.errors import CallTimeoutError, LocalProtocolError, OutcomeUnknownError, RejectedError
+from bstar.errors import CallTimeoutError, LocalProtocolError
 from bstar.star import PeerMessage, Role, StarMachine, StarSettings, Tick
 from bstar.wire import native
-from bstar.wire.messages import ALL_FEATURES, READS_DIRECTED, ErrorCode, NodeStatus
+from bstar.wire.messages import ErrorCode
 from bstar_broker.core import BrokerSettings, Node, Send
 from bstar_broker.core.management import Management, Pictures
 from bstar_broker.core.records import peer_label
 from bstar_client import CallFailed, HAClient, Reply, Request
-from bstar_client.core.calls import Call
 from bstar_testing import fake
-from support.client_desk import ACTIVE, PASSIVE
-from support.client_desk import Desk as ClientDesk
 from support.desk import Desk, heard, ident, sent
 from support.house import House, command
 from test_broker_core import no_state
@@ -163,64 +163,6 @@ def test_the_brokers_own_services_have_no_worker(service: bytes) -> None:
     frames = native.encode_request(bytes(range(24)), service, [b"worker", b"x"], is_directed=True)
     (answer,) = house.hear("ops", b"client", frames)
     assert command(answer) == (b"client", native.ERROR, ErrorCode.WORKER_GONE)
-
-
-# --- the client's core --------------------------------------------------------------------------------------
-
-
-def directed(desk: ClientDesk, *, idempotent: bool = True) -> Call:
-    call = Call(b"echo", [b"name", b"x"], desk.now + 30.0, idempotent, is_directed=True, begun_at=desk.now)
-    desk.take(desk.session.submit(call, desk.now))
-    return call
-
-
-def asked(desk: ClientDesk, node: int) -> list[native.Message]:
-    return [each for to, each in desk.sent if to == node and each.command == native.DIRECTED]
-
-
-@pytest.mark.requirement("BSN-C-18")
-def test_a_repetition_at_the_other_node_names_the_same_worker(served: ClientDesk) -> None:
-    call = directed(served)
-    served.fail_over()
-    (first,), (second,) = asked(served, 0), asked(served, 1)
-    assert first.body == second.body == [b"name", b"x"]
-    assert (first.flags & native.FLAG_REDELIVERED, second.flags & native.FLAG_REDELIVERED) == (0, 1)
-    served.error(1, call, ErrorCode.WORKER_GONE, b"worker name is gone")
-    assert isinstance(served.error_of(call), OutcomeUnknownError), "the lost node may have had it executed"
-
-
-@pytest.mark.requirement("BSN-C-09")
-def test_a_worker_that_is_gone_has_executed_nothing(served: ClientDesk) -> None:
-    call = directed(served)
-    served.error(0, call, ErrorCode.WORKER_GONE, b"worker name is gone")
-    error = served.error_of(call)
-    assert isinstance(error, RejectedError)
-    assert (error.code, error.may_have_executed) == (ErrorCode.WORKER_GONE, False)
-
-
-@pytest.mark.requirement("BSN-C-18")
-def test_a_node_of_an_earlier_release_gets_no_such_request() -> None:
-    earlier = NodeStatus(ACTIVE, 1, PASSIVE, 0, 0, 100, 300, ALL_FEATURES & ~READS_DIRECTED)
-    desk = ClientDesk()
-    waiting = directed(desk)
-    desk.connect(0, earlier)
-    late = directed(desk)
-    for call in (waiting, late):
-        error = desk.error_of(call)
-        assert isinstance(error, RejectedError)
-        assert "upgrade the node" in str(error)
-    assert asked(desk, 0) == []
-
-
-@pytest.mark.requirement("BSN-C-18")
-def test_a_node_of_an_earlier_release_is_not_asked_for_a_vote_with_it() -> None:
-    desk = ClientDesk()
-    desk.disconnect(1)
-    desk.connect(0, NodeStatus(PASSIVE, 1, 0, 0, 0, 100, 300, ALL_FEATURES & ~READS_DIRECTED))
-    call = directed(desk)
-    assert isinstance(desk.error_of(call), RejectedError)
-    other = desk.call()
-    assert desk.requests(0) == [(0, other.identity)]
 
 
 # --- ask_all ------------------------------------------------------------------------------------------------

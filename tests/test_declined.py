@@ -193,31 +193,6 @@ def test_the_broker_passes_it_on_and_counts_it_apart() -> None:
     assert (tally.declined, tally.failed, ends.outcomes) == (1, 0, ["declined"])
 
 
-@pytest.mark.parametrize("behind", [[], [b""], [b"x" * 65_537]])
-def test_data_that_is_none_or_too_long_is_left_out(behind: list[bytes]) -> None:
-    desk = Desk(b"w")
-    desk.request(b"c", 1)
-    [frames] = desk.send(b"w", *error_frames(1, *behind))
-    assert heard(frames).body == [TEXT]
-    assert desk.ledger.services[b"echo"].tally.declined == 1
-
-
-def test_a_failure_stays_a_failure_whatever_stands_behind_its_text() -> None:
-    desk = Desk(b"w")
-    desk.request(b"c", 1)
-    [frames] = desk.send(b"w", *error_frames(1, b"[7]", text=b"ValueError: Declined a: b"))
-    assert heard(frames).body == [b"ValueError: Declined a: b"]
-    assert desk.ledger.services[b"echo"].tally.failed == 1
-
-
-def test_a_plain_client_gets_the_published_form() -> None:
-    desk = Desk(b"w")
-    [given] = desk.request02(b"c", b"hi")
-    identity = heard(given).identity
-    head = native.header(native.ERROR, identity=identity, epoch=7, value=ErrorCode.HANDLER_FAILED)
-    assert desk.send(b"w", head, TEXT, b"[7]") == [[b"c", b"MDPC02", b"\x03", b"echo", b"500", TEXT]]
-
-
 # --- the client ---------------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,8 @@ from bstar.wire import native
 from bstar.wire.batches import bodies_of, final_rows, request_rows
 from bstar.wire.messages import ErrorCode, Reason
 from bstar.wire.native import NAME_BYTES
+from bstar.wire.progress import Progress, unpack_progress
+from bstar_broker.core.management import broker_state
 from bstar_broker.core.records import COUNTERS
 from support.desk import CLIENT_ID, Desk, ident, sent
 from support.stage import Stage, frame_of, numbers_of, options_of, spans_of, text_of
@@ -31,7 +33,7 @@ from support.stage import Stage, frame_of, numbers_of, options_of, spans_of, tex
 EPOCH = 7
 _TOLD = (
     "REQUEST", "PARTIAL", "FINAL", "ERROR", "BUSY", "NOT_ACTIVE", "PONG", "WELCOME", "HEARTBEAT",
-    "DISCONNECT", "CANCEL", "REQUESTS", "FINALS",
+    "DISCONNECT", "CANCEL", "REQUESTS", "FINALS", "PROGRESS",
 )  # fmt: skip
 _NAMES = {getattr(native, name): name for name in _TOLD}
 _TIMED = (native.REQUEST, native.BUSY)
@@ -53,6 +55,12 @@ def _keepalive(text: str) -> bytes:
     """``W``, or ``W/2``: the second connection of a worker."""
     name, _, number = text.partition("/")
     return name.encode() * 24 if not number else name.encode() * NAME_BYTES + int(number).to_bytes(4, "big")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name}:{count}" for name, count in value.items())
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 class BrokerStage(Stage):
@@ -178,11 +186,26 @@ class BrokerStage(Stage):
         return self._desk.send(peer, *part)
 
     def peer_error(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
-        number, code, *pause = words
-        extra = [native.pack_retry(int(pause[0]))] if pause else []
+        """With a pause in milliseconds, or with a text and the frames behind it."""
+        number, code, *rest = words
+        if rest and not rest[0].isdigit():
+            text, *behind = map(frame_of, rest)
+        else:
+            text, behind = b"why", [native.pack_retry(int(pause)) for pause in rest]
         return self._desk.send(
-            peer, *native.encode_error(self._identity(number), 7, ErrorCode[code], b"why", *extra)
+            peer, *native.encode_error(self._identity(number), 7, ErrorCode[code], text, *behind)
         )
+
+    def peer_progress(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
+        """How far it is, of how much, and a text; or frames that are none."""
+        number, *said = words
+        identity = self._identity(number)
+        if said[0].isdigit():
+            total = float(said[1]) if said[1:] else None
+            progress = Progress(float(said[0]), total, "".join(said[2:]))
+            return self._desk.send(peer, *native.encode_progress(identity, 7, progress))
+        head = native.header(native.PROGRESS, identity=identity, epoch=7)
+        return self._desk.send(peer, head, *map(frame_of, said))
 
     def peer_stale(self, peer: bytes, words: list[str]) -> list[list[bytes]]:
         """The worker gives these requests back, since it knows a later epoch."""
@@ -307,6 +330,9 @@ class BrokerStage(Stage):
                 yield f"{State(status.state).name} {status.epoch}"
             case native.DISCONNECT:
                 yield Reason(value).name
+            case native.PROGRESS:
+                yield self._name(message.identity)
+                yield f"{unpack_progress(message.body)}"
             case native.REQUESTS:
                 numbers, ttls_ms, lengths, is_extended = request_rows(frames, 1)
                 yield spans_of(numbers)
@@ -350,6 +376,19 @@ class BrokerStage(Stage):
             f"services {'; '.join(services) or 'none'}",
             *(["awaited"] if self._desk.broker.is_awaited else []),
         ]
+
+    def do_state(self, words: list[str]) -> None:
+        """What the node publishes of its services, without latencies."""
+        state = broker_state(self._desk.ledger, self._desk.now)
+        for kind, services in (("", state.services), ("forgotten ", state.past)):
+            for service in services:
+                told = msgspec.structs.asdict(service)
+                about = [
+                    f"{name} {_shown(value)}"
+                    for name, value in told.items()
+                    if value and name != "service" and not name.startswith("latency")
+                ]
+                self.seen.append(f"{kind}{service.service}: {', '.join(about)}")
 
     def facts(self) -> dict[str, object]:
         ledger = self._desk.ledger

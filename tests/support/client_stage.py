@@ -5,10 +5,10 @@ primary serves and whose backup stands by, ``plain`` one of MDP/0.2 (or ``01``) 
 ``unconnected``. Without a broker it is a ``pirate`` (``servers=``, ``timeout=``, ``asks-once``), a ``star``
 (``settle=``), ``shotgun`` or ``flp`` of ``one``, ``two`` and ``three``. ``call NAME`` begins a call:
 ``for=2`` is its timeout (``for=-``: none), ``once`` forbids a second execution, then ``stream``, ``key=``,
-``headers``, ``service=``, ``body=``, ``bytes=``. ``together`` begins several in one turn. A node
-``connects`` or ``says`` how it stands (``epoch=``, ``peer=``, ``retry=`` and ``timeout=`` in milliseconds,
-``lacks=`` a feature), ``refuses`` a call so, and answers. ``wait`` lets time pass; ``8 times wait 0.25;
-primary says ACTIVE`` does all of it again and again.
+``headers``, ``service=``, ``body=``, ``bytes=``, ``to=`` one worker, ``progress``. ``together`` begins
+several in one turn. A node ``connects`` or ``says`` how it stands (``epoch=``, ``peer=``, ``retry=`` and
+``timeout=`` in milliseconds, ``lacks=`` a feature), ``refuses`` a call so, and answers. ``wait`` lets time
+pass; ``8 times wait 0.25; primary says ACTIVE`` does all of it again and again.
 
 Seen: ``->`` is sent: the calls of one message, the epoch, what is left of their time, and what the request
 allows; PINGs are counted. ``*`` is for observers, ``=`` tells what has changed, a call's name its outcome.
@@ -21,11 +21,13 @@ from typing import Any
 
 import msgspec
 
+from bstar.errors import RejectedError
 from bstar.star import State
 from bstar.wire import messages as wire
 from bstar.wire import native, refusals
 from bstar.wire.messages import NodeStatus
 from bstar.wire.native_broker import NativeAsker
+from bstar.wire.progress import Progress
 from bstar_client.core.calls import Call, Reply
 from bstar_client.core.events import Connected
 from bstar_client.core.native.session import Session
@@ -167,6 +169,10 @@ class ClientStage(Stage):
             key=options["key"].encode() if "key" in options else None,
             begun_at=self._desk.now,
         )
+        if "to" in options:
+            call.is_directed = True
+            call.body.insert(0, options["to"].encode())
+        call.on_progress = print if "progress" in options else None
         if "headers" in options:
             call.extensions = b"\x40\0\0"
         self._calls[name] = call
@@ -275,6 +281,15 @@ class ClientStage(Stage):
         text = getattr(refusals, reason[0]).text if reason else "because"
         self._native.error(node, self._calls[name], number, text.encode())
 
+    def peer_progress(self, node: int, words: list[str]) -> None:
+        """How far the handler of a call is; or frames that are none."""
+        name, *said = words
+        identity = self._calls[name].identity
+        frames = native.encode_progress(identity, 1, Progress(0))[:1] + [frame_of(each) for each in said]
+        if said and said[0].isdigit():
+            frames = native.encode_progress(identity, 1, Progress(float(said[0])))
+        self._native.hear(node, [b"", *frames])
+
     def peer_busy(self, node: int, words: list[str]) -> None:
         self._native.busy(node, self._calls[words[0]], int(words[1]))
 
@@ -330,6 +345,8 @@ class ClientStage(Stage):
         words = [name for name, flag in _FLAGS.items() if first.flags & flag]
         if first.command == native.REQUEST and not first.flags & native.FLAG_WHOLE:
             words.append("stream")
+        if first.command == native.DIRECTED:
+            words.append(f"to {text_of(first.body[0])}")
         times = list(dict.fromkeys(message.value for message in messages))
         calls = " ".join(
             self._name_by(each.identity) + "+headers" * (each.extensions != b"") for each in messages
@@ -352,7 +369,9 @@ class ClientStage(Stage):
         return next(name for name, each in self._calls.items() if each.identity == identity)
 
     def do_why(self, words: list[str]) -> None:
-        self.seen.append(str(self._desk.error_of(self._calls[words[0]])))
+        error = self._desk.error_of(self._calls[words[0]])
+        code = f" ({wire.ErrorCode(error.code).name})" if isinstance(error, RejectedError) else ""
+        self.seen.append(f"{error}{code}")
 
     def do_look(self, words: list[str]) -> None:
         session = self._desk.session

@@ -5,8 +5,9 @@ what it is given when the script says ``claim``. ``registered`` is one that both
 ``mdp01``, ``paranoid`` and ``simple`` are plain ones with a ``broker``, which has ``accepted`` them or does
 so later. A node ``connects`` and welcomes the worker (``epoch=``, ``expiry=`` in milliseconds) or
 ``accepts`` the connection alone. It ``asks`` for numbers of a client or ``batches`` them (``epoch=``,
-``ttl=``, ``age=``, ``again``, ``key=``), ``beats`` with its state and epoch; ``says`` is any other message.
-A handler is ``done``, ``fails`` or returns a ``part``; ``all-done`` ends several in one turn.
+``ttl=``, ``age=``, ``again``, ``key=``, ``progress``), ``beats`` with its state and epoch; ``says`` is any
+other message. A handler is ``done``, ``fails`` or returns a ``part``; ``all-done`` ends several in one
+turn.
 
 Seen: ``->`` is sent, ``begin`` goes to a handler, ``*`` is for observers; like heartbeats are counted.
 """
@@ -22,8 +23,9 @@ from bstar.star import State
 from bstar.wire import messages as wire
 from bstar.wire import native, native_broker
 from bstar.wire.batches import bodies_of, final_rows, pack_requests
-from bstar.wire.extensions import elsewhere_of
+from bstar.wire.extensions import PROGRESS_EXTENSION, elsewhere_of, wants_progress
 from bstar.wire.messages import NodeStatus, Reason
+from bstar.wire.progress import Progress, unpack_progress
 from bstar_client.core.outputs import Send
 from bstar_client.core.worker.dialects import (
     Job,
@@ -46,13 +48,14 @@ from bstar_client.core.worker.outputs import (
     Open,
     WorkerOutput,
 )
+from bstar_client.core.worker.progress import Latest
 from support.stage import Stage, frame_of, numbers_of, options_of, text_of
 from support.work import asked
 from support.worker_bench import CoreBench
 
 CODEC = native_broker.CODEC
 CLIENT_ID = b"c" * 16
-_TOLD = ("PARTIAL", "FINAL", "ERROR", "READY", "HEARTBEAT", "DISCONNECT", "STALE_EPOCH", "FINALS")
+_TOLD = ("PROGRESS", "PARTIAL", "FINAL", "ERROR", "READY", "HEARTBEAT", "DISCONNECT", "STALE_EPOCH", "FINALS")
 _NAMES = {getattr(native, name): name for name in _TOLD}
 _READY = {"batches": native.FLAG_BATCHES, "extended": native.FLAG_EXTENDED}
 # What stands before the address of a request that a plain worker is given.
@@ -128,9 +131,10 @@ class WorkerStage(Stage):
         self.begin()
 
     def do_registered(self, words: list[str]) -> None:
-        self.do_worker(words)
+        welcome = [word for word in words if word.startswith("expiry=")]
+        self.do_worker([word for word in words if word not in welcome])
         for node in (0, 1):
-            self.peer_connects(node, [])
+            self.peer_connects(node, welcome)
         self.begin()
 
     def do_watch(self, words: list[str]) -> None:
@@ -176,6 +180,12 @@ class WorkerStage(Stage):
         frames = [frame_of(each) for each in body or ["part"]]
         self._take(self._bench.core.partial(self._jobs[name], frames, self._bench.now))
 
+    def do_report(self, words: list[str]) -> None:
+        """How far the handler of this request is."""
+        job = self._jobs[words[0]]
+        assert job.latest is not None
+        job.latest.put(job, Progress(float(words[1])))
+
     def do_fails(self, words: list[str]) -> None:
         name, text = words
         self._take(self._bench.core.failed(self._jobs[name], [frame_of(text)], self._bench.now))
@@ -214,7 +224,8 @@ class WorkerStage(Stage):
                 identity = native.keyed_identity(b"echo", options["key"].encode())
                 self._names[identity] = options["key"]
             ttl_ms, epoch = int(options.get("ttl", 0)), int(options.get("epoch", 1))
-            body = asked([options.get("body", f"{number}").encode()])
+            extensions = PROGRESS_EXTENSION if "progress" in options else b""
+            body = asked([options.get("body", f"{number}").encode()], extensions=extensions)
             self._hear(node, CODEC.request(b"", (), body, identity, ttl_ms, epoch, "again" in options))
 
     def peer_batches(self, node: int, words: list[str]) -> None:
@@ -284,6 +295,8 @@ class WorkerStage(Stage):
     def _begun(self, job: Job) -> str:
         name = self._name(job.identity)
         self._jobs[name] = job
+        if wants_progress(job.extensions):
+            job.latest = Latest(lambda job: self._take(self._bench.core.progress(job, self._bench.now)))
         body = " ".join(map(text_of, job.body))
         until = "" if job.deadline is None else f", {job.deadline - self._bench.now:.3g} s"
         return f"begin {name}: {body}, in {job.epoch}{until}{', again' * job.is_redelivered}"
@@ -310,6 +323,8 @@ class WorkerStage(Stage):
             case native.FINALS:
                 numbers, lengths = final_rows(frames, 1)
                 about = [*map(str, numbers), *map(text_of, bodies_of(frames[2], lengths))]
+            case native.PROGRESS:
+                about += [f"{unpack_progress(body)}"]
             case native.PARTIAL:
                 about += [f"#{value}", *map(text_of, body)]
             case native.FINAL:
