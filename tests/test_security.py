@@ -233,6 +233,19 @@ def test_a_node_tells_that_it_could_not_start_with_the_list_that_holds(
     assert security.error == ""
 
 
+def test_all_links_to_the_peer_follow_the_list(tmp_path: Path) -> None:
+    """The link of the pair and that of the store: one of them knew the keys of the start alone."""
+    path = tmp_path / "principals.yaml"
+    secret, _ = write_key(A, tmp_path)
+    own = "principals:\n" + entry_line(A.name, A.public.decode(), ["peer"])
+    path.write_text(own + entry_line(B.name, B.public.decode(), ["peer"]))
+    security = NodeSecurity(str(secret), str(path))
+    trusts = [security.to_peer(), security.to_peer()]
+    path.write_text(own + entry_line(C.name, C.public.decode(), ["peer"]))
+    assert security.refresh()
+    assert [trust.servers for trust in trusts] == [(C.public,), (C.public,)]
+
+
 # --- ZAP ----------------------------------------------------------------------------------------------------
 
 

@@ -105,8 +105,8 @@ class NodeSecurity:
     def _trust(self, role: str) -> Security:
         if not self._keys_of(role):
             raise ConfigurationError(self._lacks_other(role))
-        self._trusts[role] = Security(self.key, servers=self._keys_of(role))
-        return self._trusts[role]
+        # One for all links to that role: the link of the pair and that of the store follow the same list.
+        return self._trusts.setdefault(role, Security(self.key, servers=self._keys_of(role)))
 
     def on_change(self, handler: Callable[[bool], object]) -> None:
         """Call ``handler(is_any_gone)`` when the list has changed: True if a key is no peer's any more."""
