@@ -1,4 +1,7 @@
-"""Limits of single services: which entry counts, what it holds back, and how the other node's work counts."""
+"""Limits of single services: which entry counts, what they share, and how the other node's work counts.
+
+The scripts of the broker have what each limit holds back.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ from bstar.wire import durable, native
 from bstar.wire.description import LimitsInUse, ServiceLimits, ServiceSummary
 from bstar.wire.durable import State
 from bstar.wire.extensions import elsewhere_extension
-from bstar.wire.messages import ErrorCode
 from bstar_broker.core.limits import Throttle, limits_of
 from bstar_broker.core.management import Management, Pictures, broker_state
 from bstar_broker.core.settings import NO_LIMITS, BrokerSettings
@@ -27,55 +29,30 @@ EPOCH = 7
 SETTLED_S = BrokerSettings().worker_heartbeat_interval_s * BrokerSettings().worker_liveness
 
 
-def limited(*, settled: bool = True, **limits: Any) -> Desk:
-    """A broker with these limits for the service echo."""
+def limited(**limits: Any) -> Desk:
+    """A broker with these limits for the service echo, whose workers have had time to register."""
     services: Any = {"echo": ServiceLimits(**limits)}
     desk = Desk(services=services)
-    if settled:
-        desk.wait(SETTLED_S)
+    desk.wait(SETTLED_S)
     return desk
 
 
-def join(
-    desk: Desk, workers: Iterable[bytes], credit: int = 1, elsewhere: int | None = 0
-) -> list[list[bytes]]:
-    """Native workers register, and tell in the epoch of this node what they execute for others."""
-    sent = []
+def join(desk: Desk, workers: Iterable[bytes], credit: int = 1) -> None:
+    """Native workers register, and tell in the epoch of this node that they execute nothing for others."""
+    nothing = elsewhere_extension(0)
     for worker in workers:
-        told = b"" if elsewhere is None else elsewhere_extension(elsewhere)
-        sent += desk.send(worker, *native.encode_ready(b"echo", credit=credit, epoch=EPOCH, extensions=told))
-    return sent
+        desk.send(worker, *native.encode_ready(b"echo", credit=credit, epoch=EPOCH, extensions=nothing))
 
 
 def given(sent: Iterable[list[bytes]]) -> list[tuple[bytes, bytes]]:
-    """Worker and identity of each request that was given out; a batch counts with each of its requests."""
-    found = []
-    for frames in sent:
-        if frames[1][:2] != native.MAGIC:
-            continue
-        message = heard(frames)
-        if message.command == native.REQUEST:
-            found.append((frames[0], message.identity))
-        elif message.command == native.REQUESTS:
-            found += [(frames[0], b"row")] * (len(message.body[0]) // 16)
-    return found
+    """Worker and identity of each request that was given out."""
+    told = [(frames[0], heard(frames)) for frames in sent]
+    return [(worker, message.identity) for worker, message in told if message.command == native.REQUEST]
 
 
 def state(desk: Desk, service: str = "echo") -> ServiceState:
     [found] = [each for each in broker_state(desk.ledger, desk.now).services if each.service == service]
     return found
-
-
-def test_a_worker_that_is_lost_with_its_last_reply_counts_no_more() -> None:
-    """Its connection was found gone, and its reply was unread."""
-    desk = limited(running_max=2)
-    join(desk, [b"w"], credit=2, elsewhere=1)
-    assert len(given(desk.request(b"c", 1))) == 1
-    desk.broker.unreachable(b"w", desk.now)
-    desk.final(b"w", 1)
-    assert state(desk).workers == 0
-    join(desk, [b"new"], credit=2)
-    assert len(given([*desk.request(b"c", 2), *desk.request(b"c", 3)])) == 2
 
 
 # --- which entry counts -------------------------------------------------------------------------------------
@@ -124,75 +101,14 @@ def test_workers_never_have_more_than_running_max_of_a_service() -> None:
     assert (state(desk).queued, state(desk).bound) == (0, "")
 
 
-def test_another_service_waits_for_nothing() -> None:
-    desk = limited(running_max=1)
-    desk.ready(b"w", b"other")
-    assert len(given(desk.request(b"c", 1, service=b"other"))) == 1
-
-
-def test_what_a_worker_fetches_ahead_counts() -> None:
-    desk = limited(running_max=3)
-    join(desk, [b"w"], credit=8)
-    assert len([pair for number in range(6) for pair in given(desk.request(b"c", number))]) == 3
-
-
-def test_a_batch_is_given_out_as_far_as_there_is_room() -> None:
-    desk = limited(running_max=5)
-    for worker in (b"w1", b"w2"):
-        ready = native.encode_ready(
-            b"echo", credit=64, epoch=EPOCH, takes_batches=True, extensions=elsewhere_extension(0)
-        )
-        desk.send(worker, *ready)
-    assert len(given(desk.requests(b"c", range(100, 120)))) == 5
-    assert state(desk).bound == "running_max 5: 5 running, 15 wait"
-    holder = next(each for each in desk.ledger.workers.values() if each.bundled)
-    numbers = [number for bundle in holder.bundles for number in bundle.numbers]
-    assert len(given(desk.finals(holder.routing_id, numbers))) == len(numbers)
-    assert state(desk).in_flight == 5
-
-
-def test_requests_of_a_lost_worker_make_room() -> None:
-    desk = limited(running_max=1)
-    join(desk, [b"w1", b"w2"])
-    [(worker, _)] = given(desk.request(b"c", 1))
-    desk.request(b"c", 2)
-    [(other, identity)] = given(desk.send(worker, *native.encode_disconnect(epoch=EPOCH)))
-    assert (worker != other, identity) == (True, ident(1))
-    assert state(desk).in_flight == 1
-
-
-def test_a_request_that_was_given_up_counts_until_its_worker_has_answered() -> None:
-    desk = limited(running_max=1)
-    join(desk, [b"w1", b"w2"])
-    [(worker, _)] = given(desk.request(b"c", 1))
-    desk.request(b"c", 2)
-    assert given(desk.send(b"c", *native.encode_cancel(ident(1), 0))) == []
-    assert state(desk).in_flight == 1
-    assert [identity for _, identity in given(desk.final(worker, 1))] == [ident(2)]
-
-
-def test_a_node_that_has_just_started_waits_until_its_workers_have_registered() -> None:
-    desk = limited(settled=False, running_max=2)
-    join(desk, [b"w1", b"w2"])
-    assert given(desk.request(b"c", 1)) == []
-    assert state(desk).bound.startswith("running_max: its workers have 4.0 s more to tell")
-    join(desk, [b"w3"], elsewhere=1)
-    assert given(desk.wait(SETTLED_S / 2)) == []
-    for worker, elsewhere in ((b"w1", 0), (b"w2", 0), (b"w3", 1)):
-        assert given(desk.send(worker, *native.encode_heartbeat(EPOCH, elsewhere))) == []
-    assert len(given(desk.wait(SETTLED_S / 2))) == 1
-    desk.request(b"c", 2)
-    assert state(desk).bound == "running_max 2: 2 running, 1 wait"
-
-
 # --- after a failover ---------------------------------------------------------------------------------------
 
 
-def taken_over(workers: int, credit: int = 1, **limits: Any) -> Desk:
+def taken_over(workers: int, **limits: Any) -> Desk:
     """A passive node that knows the workers, and becomes active in epoch 9."""
     services: Any = {"echo": ServiceLimits(**limits)}
     desk = Desk(is_serving=False, services=services)
-    join(desk, [b"w%d" % number for number in range(workers)], credit=credit)
+    join(desk, [b"w%d" % number for number in range(workers)])
     desk.wait(2 * SETTLED_S / 3)
     for number in range(workers):
         desk.send(b"w%d" % number, *native.encode_heartbeat(EPOCH))
@@ -218,49 +134,7 @@ def test_a_node_that_takes_over_asks_and_counts_what_workers_execute_for_the_oth
         assert len(given(desk.send(b"w%d" % number, *native.encode_heartbeat(9)))) == 1
 
 
-def test_a_worker_that_does_not_tell_in_time_holds_the_others_back_until_it_is_lost() -> None:
-    desk = taken_over(2, credit=5, running_max=5)
-    desk.broker.resume(desk.now)
-    desk.request(b"c", 1)
-    assert given(desk.send(b"w0", *native.encode_heartbeat(9))) == []
-    sent = desk.wait(SETTLED_S)
-    desk.send(b"w0", *native.encode_heartbeat(9))
-    sent += desk.wait(SETTLED_S / 2)
-    assert state(desk).workers == 1
-    assert [worker for worker, _ in given(sent)] == [b"w0"]
-
-
-def test_a_worker_of_another_dialect_counts_with_what_this_node_gave_it() -> None:
-    desk = limited(running_max=2)
-    join(desk, [b"old"], elsewhere=None)
-    desk.ready02(b"plain")
-    assert len(given(desk.request(b"c", 1))) + len(desk.request(b"c", 2)) == 2
-    assert state(desk).in_flight == 2
-
-
-def test_a_worker_cannot_claim_more_than_its_credit() -> None:
-    desk = limited(running_max=2)
-    join(desk, [b"w1"], elsewhere=2**32 - 1)
-    join(desk, [b"w2"])
-    assert len(given(desk.request(b"c", 1))) == 1
-
-
 # --- requests_per_s -----------------------------------------------------------------------------------------
-
-
-def test_requests_beyond_the_rate_wait_for_a_token_and_are_not_refused() -> None:
-    desk = limited(requests_per_s=5)
-    join(desk, [b"w"], credit=100)
-    at = [desk.now for number in range(20) for _ in given(desk.request(b"c", number))]
-    assert len(at) == 5, "one second's tokens at once"
-    assert state(desk).bound == "requests_per_s 5: 15 wait"
-    assert state(desk).held_back == 15
-    begin = desk.now
-    while len(at) < 20:
-        deadline = desk.broker.next_deadline()
-        at += [desk.now for _ in given(desk.wait(deadline - desk.now))]
-    assert [round(each - begin, 2) for each in at[5:]] == [round((n + 1) / 5, 2) for n in range(15)]
-    assert (state(desk).queued, state(desk).bound, desk.ledger.drops) == (0, "", {})
 
 
 def test_a_node_knows_when_the_next_token_comes() -> None:
@@ -293,73 +167,13 @@ def test_a_pause_and_a_rate_hold_back_together() -> None:
     assert len(given(desk.wait(1))) == 1
 
 
-# --- queue_length_max, expires_s ----------------------------------------------------------------------------
-
-
-def test_a_full_queue_of_the_service_refuses_as_busy_and_others_do_not() -> None:
-    desk = limited(queue_length_max=2)
-    assert [desk.request(b"c%d" % number, number) for number in range(2)] == [[], []]
-    [refused] = desk.request(b"c3", 3)
-    assert heard(refused).command == native.BUSY
-    assert state(desk).bound == "queue_length_max 2: the queue is full"
-    for number in range(10, 20):
-        assert desk.request(b"c", number, service=b"other") == []
-
-
-def test_a_queue_may_be_longer_than_the_global_bound() -> None:
-    services: Any = {"echo": ServiceLimits(queue_length_max=50)}
-    desk = Desk(queue_length_max=1, services=services)
-    assert desk.requests(b"c", range(40)) == []
-
-
-@pytest.mark.parametrize("ttl_ms", [0, 20_000, 60_000])
-@pytest.mark.parametrize("count", [1, 3], ids=["a request", "a batch"])
-def test_what_waited_too_long_is_expired(count: int, ttl_ms: int) -> None:
-    desk = limited(expires_s=5)
-    if count == 1:
-        desk.request(b"c", 1, ttl_ms=ttl_ms)
-    else:
-        desk.requests(b"c", range(count), ttls_ms=[ttl_ms] * count)
-    assert desk.wait(4.9) == []
-    errors = [heard(answer) for answer in desk.wait(0.2)]
-    assert [(error.command, error.value) for error in errors] == [(native.ERROR, ErrorCode.EXPIRED)] * count
-    assert all(b"waited for 5 s in the queue (expires_s" in error.body[0] for error in errors)
-    assert (state(desk).expired, state(desk).returned) == (count, 0)
-
-
-def test_its_own_shorter_deadline_counts() -> None:
-    desk = limited(expires_s=5)
-    desk.request(b"c", 1, ttl_ms=1_000)
-    assert len(desk.wait(1.1)) == 1
-
-
-def test_a_plain_request_that_waited_too_long_leaves_the_queue() -> None:
-    desk = limited(expires_s=5)
-    desk.request02(b"c")
-    assert desk.wait(5.1) == []
-    assert (state(desk).queued, state(desk).expired) == (0, 1)
-
-
-def test_what_a_worker_has_does_not_expire() -> None:
-    desk = limited(expires_s=5)
-    join(desk, [b"w"])
-    desk.request(b"c", 1)
-    for _ in range(10):
-        desk.wait(1)
-        desk.send(b"w", *native.encode_heartbeat(EPOCH))
-    [answer] = desk.final(b"w", 1)
-    assert heard(answer).command == native.FINAL
-
-
 # --- requests for one worker alone --------------------------------------------------------------------------
 
 
-def ask(desk: Desk, number: int, worker: bytes, ttl_ms: int = 0) -> list[list[bytes]]:
+def ask(desk: Desk, number: int, worker: bytes) -> list[list[bytes]]:
     """One of the requests of ``ask_all``."""
     body = [desk.ledger.workers[worker].label.encode(), b"clear"]
-    return desk.send(
-        b"c", *native.encode_request(ident(number), b"echo", body, ttl_ms=ttl_ms, is_directed=True)
-    )
+    return desk.send(b"c", *native.encode_request(ident(number), b"echo", body, is_directed=True))
 
 
 def one_after_another(desk: Desk, first: tuple[bytes, bytes]) -> list[int]:
@@ -370,29 +184,6 @@ def one_after_another(desk: Desk, first: tuple[bytes, bytes]) -> list[int]:
         [(worker, identity)] = found
         order.append(int.from_bytes(identity[16:]))
     return order
-
-
-def test_a_question_to_each_worker_keeps_to_running_max() -> None:
-    desk = limited(running_max=2)
-    workers = [b"w%d" % number for number in range(5)]
-    join(desk, workers)
-    out = [pair for number, worker in enumerate(workers) for pair in given(ask(desk, number, worker))]
-    assert (state(desk).in_flight, state(desk).bound) == (2, "running_max 2: 2 running, 3 wait")
-    for worker, identity in out:
-        out += given(desk.send(worker, *native.encode_final(identity, EPOCH, 0, [b"done"])))
-        assert state(desk).in_flight <= 2
-    assert out == [(worker, ident(number)) for number, worker in enumerate(workers)]
-
-
-def test_a_question_to_each_worker_takes_tokens() -> None:
-    desk = limited(requests_per_s=2)
-    workers = [b"w%d" % number for number in range(6)]
-    join(desk, workers)
-    begin = desk.now
-    at = [desk.now for number, worker in enumerate(workers) for _ in given(ask(desk, number, worker))]
-    while len(at) < 6:
-        at += [desk.now for _ in given(desk.wait(desk.broker.next_deadline() - desk.now))]
-    assert [round(each - begin, 2) for each in at] == [0, 0, 0.5, 1, 1.5, 2]
 
 
 @pytest.mark.requirement("BSN-B-31")
@@ -414,25 +205,6 @@ def test_under_a_limit_no_worker_is_asked_twice_before_another_is_asked_once() -
     for number, worker in ((2, b"w1"), (3, b"w1"), (4, b"w2")):
         assert given(ask(desk, number, worker)) == []
     assert one_after_another(desk, first) == [1, 2, 4, 3]
-
-
-def test_a_limit_gives_a_worker_as_many_of_its_own_as_it_has_credit() -> None:
-    desk = limited(running_max=5)
-    join(desk, [b"w1"], credit=4)
-    join(desk, [b"w2"], credit=4)
-    assert len([pair for number in range(6) for pair in given(ask(desk, number, b"w1"))]) == 4
-    assert len([pair for number in range(6, 9) for pair in given(ask(desk, number, b"w2"))]) == 1
-
-
-def test_one_for_one_worker_that_expires_says_what_it_waited_for() -> None:
-    desk = limited(running_max=1)
-    join(desk, [b"w1", b"w2"])
-    ask(desk, 1, b"w1")
-    ask(desk, 2, b"w2", ttl_ms=1_000)
-    ask(desk, 3, b"w1", ttl_ms=1_500)
-    texts = [heard(frames).body for frames in desk.wait(2) if frames[0] == b"c"]
-    busy = b'worker %s of service "echo" was busy' % desk.ledger.workers[b"w1"].label.encode()
-    assert texts == [[b"running_max 1: 1 running, 2 wait"], [busy]]
 
 
 # --- the listing of services --------------------------------------------------------------------------------

@@ -120,24 +120,6 @@ def test_a_foreign_name_is_written_with_escapes() -> None:
 # --- the broker's -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("workers", "text"),
-    [
-        (0, b'no worker offers service "echo"'),
-        (1, b'the only worker of service "echo" was busy'),
-        (3, b'all 3 workers of service "echo" were busy'),
-    ],
-)
-def test_the_broker_says_why_a_request_waited_until_its_time_was_over(workers: int, text: bytes) -> None:
-    desk = Desk()
-    for number in range(workers):
-        desk.ready(b"w%d" % number)
-        desk.request(b"c", number + 10)
-    desk.request(b"c", 1, ttl_ms=100)
-    (frames,) = (frames for frames in desk.wait(0.2) if frames[-1].endswith((b'echo"', b"busy")))
-    assert frames[-1] == text
-
-
 def test_the_log_names_a_poisoned_request_its_service_and_how_often_it_was_given() -> None:
     desk = Desk(deliveries_max=2)
     for worker in (b"w0", b"w1"):

@@ -1,12 +1,14 @@
 """A broker with clients and workers in memory: one line of a script each.
 
-``broker`` is an active one of epoch 7 with these settings, or a ``passive`` one. ``worker NAME`` registers a
-native worker (``service=``, ``credit=``, ``batches``, ``extended``), ``plain-worker`` one of MDP/0.2. A name
-and a verb are a message of that peer. A client ``asks`` for numbers, or ``batches`` them: ``service=``,
-``ttl=`` in milliseconds, ``body=``, ``urgent``, ``once``, ``whole``, ``repeated``; ``key=`` stands for a
-number, ``of=`` names another client whose numbers these are, ``to=`` the one worker that may have them. A
-worker answers, ``beats`` or ``leaves``; ``says`` is any other message, frame by frame. ``wait`` lets time
-pass, ``later`` before the broker looks.
+``broker`` is an active one of epoch 7 with these settings, or a ``passive`` one. ``limits.`` before a
+setting is a limit of the service echo, ``settled`` one that waited until its workers can have told.
+``worker NAME`` registers a native worker (``service=``, ``credit=``, ``batches``, ``extended``,
+``elsewhere=``: what it executes for others), ``plain-worker`` one of MDP/0.2. A name and a verb are a
+message of that peer. A client ``asks`` for numbers, or ``batches`` them: ``service=``, ``ttl=`` in
+milliseconds, ``body=``, ``urgent``, ``once``, ``whole``, ``repeated``; ``key=`` stands for a number,
+``of=`` names another client whose numbers these are, ``to=`` the one worker that may have them. A worker
+answers, ``beats`` or ``leaves``; ``says`` is any other message, frame by frame. ``wait`` lets time pass,
+``later`` before the broker looks.
 
 Seen: ``->`` is sent, without heartbeats; ``log:`` is for the log, ``=`` tells what has changed in the broker.
 """
@@ -22,6 +24,8 @@ import msgspec
 from bstar.star import State
 from bstar.wire import native
 from bstar.wire.batches import bodies_of, final_rows, request_rows
+from bstar.wire.description import ServiceLimits
+from bstar.wire.extensions import elsewhere_extension
 from bstar.wire.messages import ErrorCode, Reason
 from bstar.wire.native import NAME_BYTES
 from bstar.wire.progress import Progress, unpack_progress
@@ -81,8 +85,16 @@ class BrokerStage(Stage):
     def do_broker(self, words: list[str]) -> None:
         options = options_of(words)
         is_serving = options.pop("passive", None) is None
+        is_settled = options.pop("settled", None) is not None
         settings: dict[str, Any] = {name: msgspec.json.decode(value) for name, value in options.items()}
+        limits = {name: settings.pop(name) for name in [*settings] if name.startswith("limits.")}
+        if limits:
+            each = {name.removeprefix("limits."): value for name, value in limits.items()}
+            settings["services"] = {"echo": msgspec.convert(each, ServiceLimits)}
         self._desk = Desk(is_serving=is_serving, **settings)
+        if is_settled:
+            known = self._desk.ledger.settings
+            self._desk.wait(known.worker_heartbeat_interval_s * known.worker_liveness)
         self._names.clear()
         self.begin()
 
@@ -95,6 +107,11 @@ class BrokerStage(Stage):
     def do_release(self, words: list[str]) -> None:
         """It is known who serves."""
         self._show(sent(self._desk.broker.release(self._desk.now)))
+
+    def do_resume(self, words: list[str]) -> None:
+        """It serves in its new epoch; heartbeats that ask workers are seen."""
+        self._shows_heartbeats = True
+        self._show(sent(self._desk.broker.resume(self._desk.now)))
 
     def do_drain(self, words: list[str]) -> None:
         self._desk.broker.drain()
@@ -145,6 +162,8 @@ class BrokerStage(Stage):
             takes_batches="batches" in options or "extended" in options,
             takes_extended="extended" in options,
             keepalive=_keepalive(options["keepalive"]) if "keepalive" in options else native.NO_IDENTITY,
+            epoch=EPOCH if "elsewhere" in options else 0,
+            extensions=elsewhere_extension(int(options["elsewhere"])) if "elsewhere" in options else b"",
         )
         self._show(self._desk.send(name.encode(), *ready))
 
