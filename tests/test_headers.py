@@ -21,17 +21,12 @@ from bstar.wire.extensions import (
     headers_of,
 )
 from bstar.wire.limits import HEADER_NAME_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX
-from bstar.wire.messages import ErrorCode
-from bstar.wire.native_broker import CODEC
 from bstar_client import Ask, AsyncHAClient, AsyncWorker, HAClient, Request, Worker
 from bstar_client.core.worker.jobs import WorkerLimits
-from bstar_client.core.worker.outputs import Begin
 from bstar_testing import Pair, pair
-from support.client_desk import ACTIVE, PASSIVE, Desk, status
 from support.desk import CLIENT_ID, heard, ident
 from support.desk import Desk as ServiceDesk
-from support.work import asked
-from support.worker_bench import ONE, NativeBench
+from support.worker_bench import NativeBench
 
 names = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=20)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -131,33 +126,6 @@ def test_headers_are_names_and_texts(given: object) -> None:
 # --- the cores ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("BSN-C-14")
-def test_a_repetition_at_the_other_node_has_the_same_headers() -> None:
-    desk = Desk()
-    desk.connect(0, status(ACTIVE, peer=PASSIVE))
-    desk.connect(1, status(PASSIVE, peer=ACTIVE, retry_after_ms=1000))
-    desk.call(b"hello", extensions=headers_extensions(TENANT))
-    desk.take(desk.session.disconnected(0, desk.now))
-    desk.pong(1, status(ACTIVE, epoch=2))
-    sent = [(node, message) for node, message in desk.sent if message.command == native.REQUEST]
-    assert [node for node, _ in sent] == [0, 1]
-    assert [headers_of(message.extensions) for _, message in sent] == [TENANT, TENANT]
-    assert sent[1][1].flags & native.FLAG_REDELIVERED
-
-
-@pytest.mark.requirement("BSN-W-17")
-def test_a_worker_refuses_malformed_headers_and_serves_on() -> None:
-    bench = NativeBench()
-    bench.connect(0, 1)
-    request = CODEC.request(b"", (), asked([b"x"], extensions=one(b"a b")), ONE, 0, 1, False)
-    bench.hear(0, request)
-    assert bench.begun() == []
-    assert bench.sent(0)[-1] == (native.ERROR, ONE, 1, ErrorCode.INVALID)
-    assert (bench.core.counters.messages_invalid, bench.core.counters.expired) == (1, 0)
-    bench.request(0)
-    assert [job.headers for job in bench.begun()] == [NO_HEADERS]
-
-
 @pytest.mark.requirement("BSN-B-27")
 def test_a_node_tells_how_long_it_has_had_a_request_with_headers() -> None:
     extensions = headers_extensions(TENANT)
@@ -203,14 +171,6 @@ def test_a_row_with_headers_has_the_age_of_its_batch() -> None:
     bench.hear(0, batch)
     assert [job.headers for job in bench.begun()] == [TENANT, NO_HEADERS]
     assert [job.accepted_at for job in bench.begun()] == [pytest.approx(bench.now - 1.5), None]
-
-
-def test_a_job_has_its_headers() -> None:
-    bench = NativeBench()
-    bench.connect(0, 1)
-    extensions = headers_extensions(TENANT)
-    bench.hear(0, CODEC.request(b"", (), asked([b"x"], extensions=extensions), ONE, 0, 1, True))
-    assert [output.jobs[0].headers for output in bench.log if isinstance(output, Begin)] == [TENANT]
 
 
 # --- over real sockets --------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from bstar.errors import RejectedError
 from bstar.star import State
 from bstar.wire import messages as wire
 from bstar.wire import native, refusals
+from bstar.wire.extensions import headers_extensions
 from bstar.wire.messages import NodeStatus
 from bstar.wire.native_broker import NativeAsker
 from bstar.wire.progress import Progress
@@ -44,6 +45,7 @@ _PAIR, _SERVERS = ("primary", "backup"), ("one", "two", "three")
 _STATES = {"SILENT": 0} | {state.name: int(state) for state in State}
 _COMMANDS = {getattr(native, name): [name] for name in ("DIRECTED", "CANCEL")}
 _FLAGS = {"again": native.FLAG_REDELIVERED, "urgent": native.FLAG_URGENT, "once": native.FLAG_ONCE}
+_HEADERS = headers_extensions({"tenant": "blue", "traceparent": "00-1-2-01"})
 # What every script sees anyway.
 _DULL = ("requests", "replies", "failures")
 
@@ -174,7 +176,7 @@ class ClientStage(Stage):
             call.body.insert(0, options["to"].encode())
         call.on_progress = print if "progress" in options else None
         if "headers" in options:
-            call.extensions = b"\x40\0\0"
+            call.extensions = _HEADERS
         self._calls[name] = call
         return call
 
@@ -349,7 +351,7 @@ class ClientStage(Stage):
             words.append(f"to {text_of(first.body[0])}")
         times = list(dict.fromkeys(message.value for message in messages))
         calls = " ".join(
-            self._name_by(each.identity) + "+headers" * (each.extensions != b"") for each in messages
+            self._name_by(each.identity) + "+headers" * (each.extensions == _HEADERS) for each in messages
         )
         about = [f"{calls} in {first.epoch}", f"{' '.join(map(str, times))} ms", *words]
         yield " ".join(["->", node, *_COMMANDS.get(first.command, ()), ", ".join(about)])

@@ -5,9 +5,9 @@ what it is given when the script says ``claim``. ``registered`` is one that both
 ``mdp01``, ``paranoid`` and ``simple`` are plain ones with a ``broker``, which has ``accepted`` them or does
 so later. A node ``connects`` and welcomes the worker (``epoch=``, ``expiry=`` in milliseconds) or
 ``accepts`` the connection alone. It ``asks`` for numbers of a client or ``batches`` them (``epoch=``,
-``ttl=``, ``age=``, ``again``, ``key=``, ``progress``), ``beats`` with its state and epoch; ``says`` is any
-other message. A handler is ``done``, ``fails`` or returns a ``part``; ``all-done`` ends several in one
-turn.
+``ttl=``, ``age=``, ``again``, ``key=``, ``progress``, ``extensions=``), ``beats`` with its state and epoch;
+``says`` is any other message. A handler is ``done``, ``fails`` or returns a ``part``; ``all-done`` ends
+several in one turn.
 
 Seen: ``->`` is sent, ``begin`` goes to a handler, ``*`` is for observers; like heartbeats are counted.
 """
@@ -224,7 +224,9 @@ class WorkerStage(Stage):
                 identity = native.keyed_identity(b"echo", options["key"].encode())
                 self._names[identity] = options["key"]
             ttl_ms, epoch = int(options.get("ttl", 0)), int(options.get("epoch", 1))
-            extensions = PROGRESS_EXTENSION if "progress" in options else b""
+            extensions = frame_of(options.get("extensions", ""))
+            if "progress" in options:
+                extensions += PROGRESS_EXTENSION
             body = asked([options.get("body", f"{number}").encode()], extensions=extensions)
             self._hear(node, CODEC.request(b"", (), body, identity, ttl_ms, epoch, "again" in options))
 
@@ -299,7 +301,8 @@ class WorkerStage(Stage):
             job.latest = Latest(lambda job: self._take(self._bench.core.progress(job, self._bench.now)))
         body = " ".join(map(text_of, job.body))
         until = "" if job.deadline is None else f", {job.deadline - self._bench.now:.3g} s"
-        return f"begin {name}: {body}, in {job.epoch}{until}{', again' * job.is_redelivered}"
+        headers = "".join(f", {header}={text}" for header, text in (job.headers or {}).items())
+        return f"begin {name}: {body}, in {job.epoch}{until}{', again' * job.is_redelivered}{headers}"
 
     def _told(self, frames: list[bytes]) -> str:
         head, *body = frames
