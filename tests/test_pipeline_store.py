@@ -261,7 +261,7 @@ def test_a_run_reads_files_that_their_writers_seal_meanwhile(
     monkeypatch.setattr(inputs, "_rows", then_seal(local))
     monkeypatch.setattr(job, "open_inputs", lambda *given: Live(inputs.open_inputs(*given)))
     if not is_local(session):
-        monkeypatch.setattr(job, "_tables", lambda *given: ({}, {}))
+        monkeypatch.setattr(job, "_tables", lambda *given: {})
     first = job.run(session, [str(folder)], str(root))
     if is_local(session):
         assert (first.records, first.requests, first.findings.get("violated", 0)) == (20, 6, 0)
