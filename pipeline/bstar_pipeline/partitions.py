@@ -13,13 +13,15 @@ to disk what does not fit in its memory.
 from __future__ import annotations
 
 import glob
+import secrets
+import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from typing import Any, NamedTuple
 
 import duckdb
@@ -165,12 +167,7 @@ class _Query:
 
     @contextmanager
     def _found(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatchReader]:
-        config: dict[str, Any] = {"threads": 1, "memory_limit": _MEMORY_MAX}
-        with (
-            TemporaryDirectory(prefix="bstar-spill-") as spill,
-            duckdb.connect(config={**config, "temp_directory": spill}) as duck,
-        ):
-            duck.execute("SET TimeZone = 'UTC'")
+        with _database() as duck:
             for name, table in (self.tables or {}).items():
                 duck.register(name, table)
             if self.given is None:
@@ -179,6 +176,34 @@ class _Query:
                 reader = pa.RecordBatchReader.from_batches(self.given, _as(self.given, batches))
                 duck.register("rows", reader)
             yield duck.sql(self.text, params=self.values or {}).to_arrow_reader()
+
+
+@contextmanager
+def _database() -> Iterator[duckdb.DuckDBPyConnection]:
+    """A database in memory, without a table. Opening one takes 40 CPU ms, so the next query gets it."""
+    try:
+        whole, spill = _idle.pop()
+    except IndexError:
+        spill = Path(gettempdir(), f"bstar-spill-{secrets.token_hex(8)}")
+        config: dict[str, Any] = {"threads": 1, "memory_limit": _MEMORY_MAX}
+        config |= {"enable_external_file_cache": False, "temp_directory": str(spill)}
+        whole = duckdb.connect(config=config)
+        whole.execute("SET GLOBAL TimeZone = 'UTC'")
+    is_kept = False
+    try:
+        with whole.cursor() as duck:
+            yield duck
+        # Processes of Spark are killed at their end: one that has spilled would leave its folder.
+        is_kept = not spill.exists()
+    finally:
+        if is_kept:
+            _idle.append((whole, spill))
+        else:
+            whole.close()
+            shutil.rmtree(spill, ignore_errors=True)
+
+
+_idle: list[tuple[duckdb.DuckDBPyConnection, Path]] = []
 
 
 def _of_files(choices: Sequence[_Choice], batches: Iterable[pa.RecordBatch]) -> str:
