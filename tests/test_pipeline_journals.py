@@ -98,6 +98,19 @@ def test_one_bad_line_among_many_of_its_kind_is_set_aside_alone(tmp_path: Path) 
     assert kept == [number for number in range(100) if number not in (40, 41, 60, 61)]
 
 
+def test_an_executor_opens_a_file_whose_content_it_does_not_get(cut: Path) -> None:
+    import pyarrow as pa
+
+    from bstar_pipeline.bronze import on_executor
+
+    uri = cut.as_uri().replace("file://", "file:", 1)
+    gone = uri.replace(".ndjson.gz", ".ndjson")
+    given = pa.record_batch({"file_path": [gone, uri], "content": pa.array([None, None], pa.binary())})
+    found = [row for batch in on_executor({}, None, [given]) for row in batch.to_pylist()]
+    assert [{**row, "file": ""} for row in found] == [{**row, "file": ""} for row in rows_of(cut)]
+    assert {row["file"] for row in found} == {uri}
+
+
 def test_paths_without_a_journal_are_told(tmp_path: Path) -> None:
     from bstar_pipeline.journal_files import files_at
 

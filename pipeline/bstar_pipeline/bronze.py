@@ -1,12 +1,14 @@
 """Bronze: the lines of journals as typed records, with what could not be read beside them; none is dropped.
 
 ``read`` makes rows of one file, on every engine: the local engine calls it in this process, Spark in Python
-on its executors, which get the files packed as they are. ``write`` puts the rows where the tables are, if
-that is a folder; they do not come through an engine then. ``copies`` leaves out what came twice.
+on its executors. They open files, or get them from other storage, packed as they are. ``write`` puts the rows
+where the tables are, if that is a folder; they do not come through an engine then. ``copies`` leaves out what
+came twice.
 """
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the common name
 
 from bstar_pipeline import parquet
 from bstar_pipeline.commits import OPEN, File, journal_of
+from bstar_pipeline.journal_files import place_of
 from bstar_pipeline.lines import ROWS, batches, cut
 from bstar_pipeline.schema import REJECTED
 
@@ -49,19 +52,28 @@ def write(found: Iterable[tuple[str, Iterable[pa.RecordBatch]]], folder: Path, b
 def on_executor(
     names: Mapping[str, str], target: tuple[Path, str] | None, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """``read`` for ``mapInArrow``: of rows of a path and its content; or what ``write`` wrote.
+    """``read`` for ``mapInArrow``: of ``journal_files.contents``; or what ``write`` wrote.
 
     ``names``: of what is a copy of another file, that one's.
     """
     contents = ((path.as_py(), content) for batch in batches for path, content in zip(*batch, strict=True))
     found = (
-        (name, read(name, pa.BufferReader(content.as_buffer()).read))
-        for name, content in ((names.get(path, path), content) for path, content in contents)
+        (name, _read(name, path, content))
+        for name, path, content in ((names.get(path, path), path, content) for path, content in contents)
     )
     if target is None:
         yield from (batch for _, rows in found for batch in rows)
         return
     yield from parquet.rows_of(write(found, *target))
+
+
+def _read(name: str, path: str, content: pa.BinaryScalar) -> Iterator[pa.RecordBatch]:
+    if content.is_valid:
+        yield from read(name, pa.BufferReader(content.as_buffer()).read)
+        return
+    # One that is gone since it was listed counts as one without lines.
+    with suppress(FileNotFoundError), place_of(path).open("rb", buffering=0) as source:
+        yield from read(name, source.read)
 
 
 def rejected(lines: DataFrame) -> DataFrame:

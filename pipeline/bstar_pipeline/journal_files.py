@@ -11,9 +11,11 @@ from urllib.parse import unquote, urlsplit
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline.commits import OPEN
+from bstar_pipeline.pair_rows import frame_of
 from bstar_pipeline.places import is_pattern, literal, matching
 
 NOWHERE = (
@@ -40,6 +42,7 @@ _OPTIONS = {
 _FILE_NAME = r"([^/]+?)\.[^/.]+\.(\d{8})T\d{6}Z\.[0-9a-f]{8}\.\d+\.ndjson[^/]*$"
 # No writer keeps a file open for longer than a day; another one for clocks that are set wrong.
 _OPEN_DAYS_MAX = 2
+_CONTENT = StructType([StructField("file_path", StringType()), StructField("content", BinaryType())])
 _FIRST_DAY = dt.date(1970, 1, 1)
 
 
@@ -160,7 +163,17 @@ def is_before(file: str, since: dt.date) -> bool:
 
 
 def contents(spark: SparkSession, files: Sequence[str]) -> DataFrame:
-    """These files, as ``find_files`` names them, as rows: the path of each, and all that is in it."""
+    """These files, as ``find_files`` names them, as rows: the path of each, and all that is in it.
+
+    It is null if executors reach the file by its path. Files of one run are not side by side then: each
+    partition has some of all. Raises an error of which ``is_gone`` says so if one was removed meanwhile.
+    """
+    if all(file.startswith("file:") for file in files):
+        paths = sorted(files, key=lambda file: file[::-1])
+        if are_here(spark, files):
+            for path in paths:
+                place_of(path).stat()
+        return frame_of(spark, ({"file_path": path} for path in paths), _CONTENT)
     raw = spark.read.format("binaryFile").options(**_OPTIONS).load([_literal(file) for file in files])
     return raw.select("_metadata.file_path", "content")
 
