@@ -280,6 +280,7 @@ def test_owners_are_remembered_in_bounded_room(house: House) -> None:
     for number in range(450_000):
         authority.is_new_owner(b"%d" % number, "shop", 0.0)
     assert len(authority._owners) + len(authority._older_owners) <= 400_000
+    assert authority.is_new_owner(b"300000", "bank", 0.0), "the last 200,000 are remembered"
 
 
 @pytest.mark.parametrize("user", ["shop", "ops"])

@@ -314,6 +314,20 @@ def test_a_run_that_was_not_heard_before_may_be_dead_until_it_acknowledges_a_lat
     assert (ours.silence_ms, ours.absence_ms) == (500, 500)
 
 
+def test_the_last_word_of_a_dead_run_ends_no_need_that_its_successor_has_not_acknowledged() -> None:
+    ours = detector(1000)
+    ours.publish(1)
+    hear(ours, 1)
+    ours.need_ms = 300
+    ours.publish(2)
+    hear(ours, 0, is_new_run=True)
+    hear(ours, 2)
+    assert ours.silence_ms == 1000
+    ours.publish(3)
+    hear(ours, 3)
+    assert ours.silence_ms == 300
+
+
 def test_a_need_out_of_bounds_is_bounded() -> None:
     ours = detector(300)
     ours.publish(1)
