@@ -172,7 +172,7 @@ def test_files_count_as_well_and_what_is_given_back_counts(
     for shortage in (1, 2):
         with ExitStack() as stack:
             # All numbers below the highest that is in use, and some more.
-            while stack.enter_context(Path("/dev/null").open()).fileno() < limit - RESERVE:
+            while stack.enter_context(Path("/dev/null").open()).fileno() < limit - min(RESERVE, limit // 4):
                 pass
             guarded.turn_until(is_short=True)
             assert guarded.guard.shortages == shortage
