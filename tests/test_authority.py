@@ -312,7 +312,7 @@ def test_the_owner_of_what_is_still_here_is_not_forgotten(house: House) -> None:
     assert authority is not None
     assert house.call("shop", client=b"waits") == []
     for hour in range(1, 50):
-        authority.is_new_owner(b"other", "shop", house.now + 3_600.0 * hour)
+        authority.is_new_owner(b"other %d" % hour, "shop", house.now + 3_600.0 * hour)
     assert authority.is_new_owner(b"waits", "bank", house.now + 180_000.0)
 
 
