@@ -57,10 +57,7 @@ def on_executor(
     ``names``: of what is a copy of another file, that one's.
     """
     contents = ((path.as_py(), content) for batch in batches for path, content in zip(*batch, strict=True))
-    found = (
-        (name, _read(name, path, content))
-        for name, path, content in ((names.get(path, path), path, content) for path, content in contents)
-    )
+    found = ((name := names.get(path, path), _read(name, path, content)) for path, content in contents)
     if target is None:
         yield from (batch for _, rows in found for batch in rows)
         return

@@ -293,7 +293,7 @@ def _tables(
         job.make("gold.audit", audit(requests, of_runs), of_processes)
         for frame in further:
             job.writer.add(_clamped(frame, job.scope), "gold.audit")
-        job.tell("writing gold.incidents")
+        job.tell("counting what incidents touched")
         rows = _incidents(job, seen, incidents.counts(seen, all_records, of_both, all_requests))
         pending.result()
     clamped = list(_rows_clamped(rows, job.scope))

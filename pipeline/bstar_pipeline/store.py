@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -77,9 +76,14 @@ def stored(spark: SparkSession, tables: Snapshot, name: str, parts: Collection[P
 def stored_files(spark: SparkSession, tables: Snapshot, files: Iterable[str], shape: StructType) -> Stored:
     """These files of tables."""
     is_here = commits.folder_named(tables.root) is not None
-    # Executors may work in another directory.
-    paths = (str((commits.folder_named(file) or Path()).absolute()) if is_here else file for file in files)
-    return partitions.stored(spark, paths, shape, is_here=is_here)
+    return partitions.stored(spark, map(_path_of, files) if is_here else files, shape, is_here=is_here)
+
+
+def _path_of(file: str) -> str:
+    """The path of a file in a folder; executors may work in another directory."""
+    path = commits.folder_named(file)
+    assert path is not None, f"not in a folder: {file}"
+    return str(path.absolute())
 
 
 def within(parts: Collection[Part]) -> str:
