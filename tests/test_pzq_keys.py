@@ -13,8 +13,8 @@ from bstar.security import Security, new_key
 from bstar.wire import pzq
 from bstar_client import Request, Worker
 from bstar_testing import Pair, wait_until
-from support.pzq_peers import Consumer, Monitor, Producer, context, wait_for_store
-from support.waiting import LIMIT_S
+from support.pzq_peers import Consumer, Monitor, Producer, context
+from support.waiting import LIMIT_S, wait_for_store
 
 pytestmark = pytest.mark.loopback
 

@@ -18,8 +18,8 @@ from bstar_client.pzq import PzqConsumer, PzqProducer
 from bstar_testing import wait_until
 from bstar_testing.nodes import Node
 from bstar_testing.pairs import Pair
-from support.pzq_peers import Consumer, Monitor, Producer, context, wait_for_store
-from support.waiting import LIMIT_S
+from support.pzq_peers import Consumer, Monitor, Producer, context
+from support.waiting import LIMIT_S, wait_for_store
 
 pytestmark = pytest.mark.loopback
 requirement = pytest.mark.requirement

@@ -16,7 +16,6 @@ import zmq
 
 from bstar.security import Security
 from bstar.wire import pzq
-from bstar_testing import Pair, wait_until
 
 
 class _Peer:
@@ -173,13 +172,3 @@ def context() -> Iterator[zmq.Context[Any]]:
         yield made
     finally:
         made.destroy(linger=0)
-
-
-def wait_for_store(pair: Pair) -> None:
-    """Until one node leads the store."""
-
-    def look() -> bool:
-        states = [node.look() for node in pair.nodes]
-        return any(state and state.store and state.store.is_leading for state in states)
-
-    wait_until(look, "a node leads the store")

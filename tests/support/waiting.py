@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import zmq
 
+from bstar_testing import Pair, wait_until
+
 # It ends a hang with an assertion; nothing is measured by it.
 LIMIT_S = 30.0
 
@@ -50,3 +52,13 @@ def receive_until(
         frames = receive(socket, max(0.0, until - time.monotonic()))
         if is_it(frames):
             return frames
+
+
+def wait_for_store(pair: Pair) -> None:
+    """Until one node leads the store."""
+
+    def look() -> bool:
+        states = [node.look() for node in pair.nodes]
+        return any(state and state.store and state.store.is_leading for state in states)
+
+    wait_until(look, "a node leads the store")

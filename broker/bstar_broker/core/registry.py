@@ -543,14 +543,19 @@ class WorkerRegistry:
         expired: list[WorkerRecord] = []
         status = ledger.status(now)
         for worker in self._workers.values():
+            is_silent = now >= worker.expires_at
+            if worker.gone_at is not None and now >= worker.gone_at + self._sweep_interval_s:
+                is_lost = True
+            elif is_silent and worker.keepalive and worker.held:
+                is_lost = not self._keepalives.probe(worker, now, outputs)
+            else:
+                is_lost = is_silent
+            if is_lost:
+                expired.append(worker)
+                continue
             if worker.held and worker.codec is native_broker.CODEC:
                 outputs += self._endings.outlive(worker, now)
-            if worker.gone_at is not None and now >= worker.gone_at + self._sweep_interval_s:
-                expired.append(worker)
-            elif now >= worker.expires_at:
-                if not (worker.keepalive and worker.held and self._keepalives.probe(worker, now, outputs)):
-                    expired.append(worker)
-            elif horizon >= worker.sent_at + worker.lease.heartbeat_s:
+            if not is_silent and horizon >= worker.sent_at + worker.lease.heartbeat_s:
                 worker.sent_at = now
                 outputs.append(
                     Send(
