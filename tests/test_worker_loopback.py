@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -288,6 +289,25 @@ async def test_coroutines_that_do_not_end_when_cancelled_end_the_worker(broker: 
     with pytest.raises(WorkerError, match="2 handlers"):
         await worker.join()
     never.set()
+
+
+async def test_a_coroutine_sees_no_context_variable_of_another_request(broker: ScriptedBroker) -> None:
+    """One that was dispatched while a reply was sent had the variables of the handler that gave it."""
+    turns = 20
+    tenant = ContextVar("tenant", default=b"of the program")
+    tenant.set(b"of the worker")
+
+    async def swap(request: Request) -> bytes:
+        before = tenant.get()
+        tenant.set(request.body)
+        if (number := int(request.body)) < turns:
+            dispatch(broker, b"%d" % (number + 1), number=number + 1)
+        return before
+
+    async with AsyncWorker(broker.endpoint, "echo", swap):
+        await asyncio.to_thread(dispatch, broker, b"1")
+        await asyncio.to_thread(broker.wait_for, lambda: len(finals(broker)) == turns)
+    assert finals(broker) == [[b"of the worker"]] * turns
 
 
 def test_handlers_that_never_come_back_end_the_worker(broker: ScriptedBroker) -> None:

@@ -1,6 +1,7 @@
 """A worker in an event loop: turns serve the sockets, and each request is a task."""
 
 import asyncio
+import contextvars
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +54,8 @@ class WorkerLoop(Dispatcher):
         self._store_threads = ThreadPoolExecutor(_STORE_THREADS_MAX, "bstar-replies")
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._serving = asyncio.current_task()
+        # A turn may run in a handler's context: each task gets a copy of the worker's own.
+        self._context = contextvars.copy_context()
         name = f'AsyncWorker({", ".join(settings.endpoints)}) for "{printable(settings.service)}"'
         self._link_loop.guard(worker, name)
 
@@ -107,7 +110,7 @@ class WorkerLoop(Dispatcher):
         """Make a task for each request."""
         for job in output.jobs:
             self._core.claim(job)
-            task = self._tasks[job] = self._loop.create_task(self._execute(job))
+            task = self._tasks[job] = self._loop.create_task(self._execute(job), context=self._context.copy())
             task.add_done_callback(lambda _, job=job: self._tasks.pop(job))  # type: ignore[misc]
 
     def _abandon(self, job: Job) -> None:
