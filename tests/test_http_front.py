@@ -52,6 +52,17 @@ class Price(msgspec.Struct):
     cents: int
 
 
+class Moved(msgspec.Struct):
+    """Its error is not that of the front, and its item not the shop's."""
+
+    error: msgspec.defstruct("Error", [("why", str)])  # type: ignore[valid-type]
+    item: msgspec.defstruct("Item", [("weight", int)])  # type: ignore[valid-type]
+
+
+class Box(msgspec.Struct):
+    items: list[Item]
+
+
 class Stand:
     """A pair in memory, a front before it, and an HTTP client of that."""
 
@@ -111,7 +122,13 @@ async def standing(settings: FrontSettings | None, principals: Principals | None
         """What it costs."""
         return Price(cents=3)
 
-    handlers = (price, echo, show, fail, decline, frames, slow, count, drip)
+    async def move(item: Moved) -> Moved:
+        return item
+
+    async def box(item: Box) -> Price:
+        return Price(cents=1)
+
+    handlers = (price, echo, show, fail, decline, frames, slow, count, drip, move, box)
     office = fake({each.__name__: each for each in handlers} | {"50% {off}?": echo})
     async with office as client:
         find = None if principals is None else principals.of_token
@@ -495,12 +512,39 @@ async def test_every_service_is_in_the_document(stand: Stand) -> None:
     assert {"/call/echo", "/call/decline", "/call/slow"} <= set(document["paths"])
     assert "security" not in document
     typed = document["paths"]["/call/price"]["post"]
-    schema = typed["requestBody"]["content"]["application/json"]["schema"]
-    assert "sku" in json.dumps(schema)
-    assert "cents" in json.dumps(typed["responses"]["200"]["content"]["application/json"]["schema"])
+    reply = typed["responses"]["200"]["content"]["application/json"]["schema"]
+    assert reply == {"$ref": "#/components/schemas/Price"}
     assert typed["summary"] == "What it costs."
     codes = document["components"]["schemas"]["Error"]["properties"]["code"]["enum"]
     assert codes == list(STATUSES)
+
+
+async def test_each_reference_of_the_document_leads_to_what_its_service_means(stand: Stand) -> None:
+    """Those of typed services began at their own schema: no generator of clients found what they name."""
+    document = (await stand.http.get("/openapi.json")).json()
+
+    def of(service: str, *path: str) -> Any:
+        content = document["paths"][f"/call/{service}"]["post"]["requestBody"]["content"]
+        node = content["application/json"]["schema"]
+        for word in ("", *path):
+            node = node["properties"][word] if word else node
+            node = node.get("items", node)
+            while "$ref" in node:
+                start, *names = node["$ref"].split("/")
+                assert start == "#"
+                node = document
+                for name in names:
+                    node = node[name]
+        return node
+
+    assert set(of("price")["properties"]) == set(of("box", "items")["properties"]) == {"sku"}
+    assert set(of("move", "item")["properties"]) == {"weight"}
+    assert set(of("move", "error")["properties"]) == {"why"}
+    schemas = document["components"]["schemas"]
+    assert {"Box", "Error", "Moved", "Price", "box.request.Item", "move.reply.Item"} <= set(schemas)
+    assert "code" in schemas["Error"]["properties"]
+    assert "$defs" not in json.dumps(document)
+    assert list(document["paths"]) == sorted(document["paths"])
 
 
 async def test_a_path_of_the_document_is_an_address_whatever_the_name_is(stand: Stand) -> None:

@@ -279,9 +279,7 @@ class HttpFront:
     async def _openapi(self, request: Request) -> Response:
         principal = self._access.principal(fields_of(request.scope))
         self._check_serves()
-        made = document_of(
-            self._client, principal, self._settings.timeout_s, has_tokens=not self._access.is_open
-        )
+        made = document_of(self._client, principal, self._settings, has_tokens=not self._access.is_open)
         with self._caller(request) as caller:
             document = await caller.outcome(made)
         return _GONE if document is None else json_response(document)
