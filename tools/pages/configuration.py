@@ -81,15 +81,7 @@ def generate() -> str:
         "",
         "One file does not show these, so check them yourself:",
         "",
-        (
-            "- A client's deadline should be longer than `failover_timeout_s` plus the time a call takes. "
-            "The published Binary Star client tries the other node after 3 s; where `failover_timeout_s` is "
-            "longer it needs another round."
-        ),
-        (
-            "- A node that restarts within `failover_timeout_s` finds its peer active: the pair changes "
-            "roles without a client's vote."
-        ),
+        ("- A client's deadline should be longer than `failover_timeout_s` plus the time a call takes."),
         (
             "- `failover_timeout_s` should be longer than the pauses that your machines really make: a node "
             "that was away longer steps down even if no other node can serve."

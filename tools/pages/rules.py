@@ -32,7 +32,7 @@ def _rules() -> list[str]:
         f"a rule that begins to serve keeps the state and {Effect.CLAIM.value}; "
         f"`{Event.MAJORITY_WON.name}` is exempt."
     )
-    lines = [wrapped(claims), "", "| in | on | if | then | and | because |", "|---|---|---|---|---|---|"]
+    lines = [wrapped(claims), "", "| in | on | if | then | because |", "|---|---|---|---|---|"]
     states: dict[str, list[str]] = {}  # what is the same in several states stands once
     for rule in RULES:
         if rule.effect is not Effect.CLAIM:  # the sentence above says these
@@ -44,11 +44,11 @@ def _cells(rule: Rule) -> str:
     """What stands beside the state."""
     guards = [guard for guard in (rule.guard, rule.also) if guard is not Guard.ALWAYS]
     guard = " and ".join(f"`{guard.name}`" for guard in guards)
-    effect = "" if rule.effect is Effect.NONE else rule.effect.value
+    effect = "" if rule.effect is Effect.NONE else f", {rule.effect.value}"
     next_state = "stays" if rule.next_state is rule.state else rule.next_state.name
     if rule.state is State.ACTIVE and rule.next_state is State.ACTIVE:
-        effect = "takes a new epoch"
-    return f"| `{rule.event.name}` | {guard} | {next_state} | {effect} | {rule.reason} |"
+        effect = ", takes a new epoch"
+    return f"| `{rule.event.name}` | {guard} | {next_state}{effect} | {rule.reason} |"
 
 
 def _words() -> list[str]:

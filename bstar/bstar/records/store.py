@@ -6,8 +6,8 @@ from bstar.records.base import Base
 
 
 class Durable(Base, frozen=True, tag="durable"):
-    """A step of a durable request, on all disks that count. Both nodes tell it, with the same ``entry``. A
-    schedule is no request: it has no steps, and each of its requests has its own.
+    """A step of a durable request, on all disks that count. Both nodes record it, with the same ``entry``. A
+    schedule has no steps; each of its requests has its own.
 
     ``client`` (32 hex digits) is its id. Attempts at it are requests of this ``client`` with the number 2^62.
     ``submission`` is its place in the order of submission: an id that was closed may be submitted again.
