@@ -109,9 +109,8 @@ class Limits(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ge=1,
             le=100_000_000,
             description="Requests that wait in the queue of one service, at about 600 bytes each. One "
-            "more is refused as busy, or dropped and counted (plain Majordomo). The last "
-            "tenth is for clients that have fewer requests here than that. Keep it an "
-            "eighth above requests_per_client_max.",
+            "more is refused as busy, or dropped and counted (plain Majordomo). Keep it an eighth above "
+            "requests_per_client_max.",
         ),
     ] = 125_000
     queue_bytes_max: Annotated[
@@ -120,8 +119,8 @@ class Limits(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ge=KIB,
             le=1024 * GIB,
             description="Bytes of the bodies that wait in all queues, and of unread replies, and never more "
-            "than half of the memory that the node has for them. Beyond it requests are refused as busy, "
-            "and replies dropped. The last tenth is for clients with fewer bytes than that. Default 1 GiB.",
+            "than half of the memory that the node has for them. Beyond it requests are refused as busy, and "
+            "replies dropped. Default 1 GiB.",
         ),
     ] = GIB
     requests_per_client_max: Annotated[
@@ -138,9 +137,8 @@ class Limits(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=1_000,
-            description="After so many lost workers that had it alone a request ends as poison. A "
-            "worker that is lost with many requests counts for none of them; they are then "
-            "kept apart. 1 never gives a request to a second worker.",
+            description="After so many lost workers that had it alone a request ends as poison. 1 never "
+            "gives a request to a second worker.",
         ),
     ] = 5
     message_bytes_max: Annotated[
@@ -159,8 +157,7 @@ class Limits(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ge=16,
             le=10_000_000,
             description="Frames of the largest message. A larger one is dropped and counted; a native "
-            "client gets INVALID, a worker is disconnected. A frame costs some 50 bytes "
-            "besides its own.",
+            "client gets INVALID, a worker is disconnected.",
         ),
     ] = 65_536
     partials_buffer_bytes_max: Annotated[
@@ -219,8 +216,7 @@ class Hooks(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             description="A program that runs at each change of state, as PROGRAM OLD NEW EPOCH REASON, "
             "with BSTAR_PAIR and BSTAR_ROLE in its environment. OLD and NEW: primary, "
-            "backup, active, passive, error. It never holds the node up; what it prints "
-            "goes to the log."
+            "backup, active, passive, error. What it prints goes to the log."
         ),
     ] = None
     timeout_s: Annotated[
@@ -277,8 +273,7 @@ class Journal(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ge=1_000,
             le=10_000_000,
             description="Records that may wait while the disk is slow, of half a KiB each; a quarter is"
-            " for those that are not about single requests. What does not fit is dropped "
-            "and counted.",
+            " for those that are not about single requests.",
         ),
     ] = 50_000
     rotate_bytes: Annotated[
@@ -290,13 +285,7 @@ class Journal(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 64 * MIB
     rotate_s: Annotated[
-        float,
-        Meta(
-            ge=1,
-            le=86_400,
-            description="Seconds after which a file is closed even if it is small. Readers of closed "
-            "files are that far behind.",
-        ),
+        float, Meta(ge=1, le=86_400, description="Seconds after which a file is closed even if it is small.")
     ] = 300.0
     gzip: Annotated[
         bool, Meta(description="Whether closed files are packed, to about a tenth of their size.")
@@ -311,13 +300,7 @@ class Journal(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 10 * GIB
     keep_days: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=3_650,
-            description="Days that this node's closed files are kept, without the longest gap between two of "
-            "them: the clock may have jumped there. 0 keeps all.",
-        ),
+        float, Meta(ge=0, le=3_650, description="Days that this node's closed files are kept. 0 keeps all.")
     ] = 30.0
 
 
