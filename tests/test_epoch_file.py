@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,16 @@ from typing import Any
 import pytest
 
 from bstar.errors import ConfigurationError
+from bstar.host.whole_file import write_whole
+from bstar.pair import epoch_file
 from bstar.pair.epoch_file import EpochFile, EpochKeeper
 from bstar.wire.epochs import EPOCH_MAX
+from support.waiting import LIMIT_S
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epoch_file, "_PATIENCE_S", LIMIT_S)
 
 
 @pytest.fixture
@@ -167,6 +176,31 @@ def test_what_could_not_be_stored_is_tried_again_until_it_is(file: EpochFile) ->
     keeper.look(2.0)
     assert keeper.error == ""
     assert file.load() == 3
+
+
+def test_a_disk_that_hangs_holds_up_nobody_and_what_it_lacks_is_stored_afterwards(
+    file: EpochFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epoch_file, "_PATIENCE_S", 0.0)
+    answers, is_there = threading.Event(), threading.Event()
+
+    def write(path: Path, content: bytes) -> None:
+        assert answers.wait(LIMIT_S)
+        write_whole(path, content)
+
+    monkeypatch.setattr(epoch_file, "write_whole", write)
+    keeper = EpochKeeper(file)
+    keeper.keep(3, 0.0)
+    keeper.look(4.9)
+    assert keeper.error == ""
+    keeper.look(5.0)
+    assert keeper.error == "the disk does not answer"
+    keeper.keep(4, 6.0)
+    keeper.write(is_there.set, 6.0)
+    answers.set()
+    assert is_there.wait(LIMIT_S)
+    assert (keeper.error, file.read()) == ("", 4)
+    keeper.close()
 
 
 def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:

@@ -6,17 +6,17 @@ line that cannot be read is left out. Without a ``state_dir`` the history lasts 
 """
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from bstar.base.closing import Closing
 from bstar.base.undecodable import UNDECODABLE
-from bstar.host.whole_file import write_whole
+from bstar.host.whole_file import FileThread, write_whole
 from bstar.records.role import RoleChange
 from bstar.star import Output, StarMachine, State, StateChanged
 from bstar_broker.core.parting import Switchover
@@ -28,8 +28,6 @@ _log = logging.getLogger("bstar.pair")
 CHANGES_MAX = 500
 # What the status shows: a page and a terminal have room for it.
 LATEST_MAX = 20
-# A disk that hangs must not keep the process from its end.
-_CLOSE_S_MAX = 2.0
 _US = 1_000_000
 
 
@@ -68,16 +66,11 @@ class RoleHistory(Closing):
         self._machine = machine
         self._clock = clock
         self._wall_clock = wall_clock
-        # Replaced at each change, so the thread may read it at any time.
         self._changes = self._load()
         self._switchover: Switchover | None = None
         self.peer_changes: deque[PeerChange] = deque(maxlen=LATEST_MAX)
         """The peer since this process began, the latest change last."""
-        self._is_due = threading.Event()
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="bstar-history", daemon=True)
-        if state_dir is not None:
-            self._thread.start()
+        self._thread = None if state_dir is None else FileThread("bstar-history")
 
     def latest(self) -> list[RoleChange]:
         """The last changes, the latest one last."""
@@ -127,10 +120,8 @@ class RoleHistory(Closing):
 
     def close(self) -> None:
         """Store what is not stored yet, in bounded time. Idempotent."""
-        self._is_closed = True
-        self._is_due.set()
-        if self._state_dir is not None:
-            self._thread.join(_CLOSE_S_MAX)
+        if self._thread is not None:
+            self._thread.close()
 
     def _load(self) -> tuple[RoleChange, ...]:
         if self._state_dir is None:
@@ -148,24 +139,16 @@ class RoleHistory(Closing):
 
     def _keep(self, changes: tuple[RoleChange, ...]) -> None:
         self._changes = changes[-CHANGES_MAX:]
-        self._is_due.set()
+        if self._thread is not None:
+            self._thread.do(partial(self._store, self._changes))
 
-    def _run(self) -> None:
+    def _store(self, changes: tuple[RoleChange, ...]) -> None:
+        if changes is not self._changes:
+            return  # later ones are to be stored
         assert self._state_dir is not None
-        path, stored = history_path(self._state_dir), self._changes
-        while True:
-            self._is_due.wait()
-            self._is_due.clear()
-            is_last = self._is_closed
-            changes = self._changes
-            if changes is not stored:
-                stored = changes
-                try:
-                    write_whole(path, b"".join(msgspec.json.encode(each) + b"\n" for each in changes))
-                except OSError as error:
-                    text = (
-                        "the last change of the role could not be stored in %s: %s; the next one is with it"
-                    )
-                    _log.error(text, path, error.strerror or error)
-            if is_last:
-                return
+        path = history_path(self._state_dir)
+        try:
+            write_whole(path, b"".join(msgspec.json.encode(each) + b"\n" for each in changes))
+        except OSError as error:
+            text = "the last change of the role could not be stored in %s: %s; the next one is with it"
+            _log.error(text, path, error.strerror or error)

@@ -1,12 +1,18 @@
 """A small file that is always whole: written beside, synced, and renamed, and the folder synced.
 
 A crash leaves the old content or the new one. A process that uses such a folder holds a lock on it (flock),
-which ends with the process.
+which ends with the process. ``FileThread`` writes for a loop that must not wait for a disk that hangs.
 """
 
 import fcntl
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
+
+# A thread that is not done so long after the end hangs, and is left behind.
+_CLOSE_S_MAX = 2.0
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -45,3 +51,33 @@ def lock_file(path: Path) -> int | None:
             return None
         raise
     return lock
+
+
+class FileThread:
+    """Carries out jobs, one after the other; they raise nothing."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[tuple[Callable[[], None], threading.Event] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._is_started = False
+
+    def do(self, job: Callable[[], None]) -> threading.Event:
+        """Carry out this job after those before it. The event is set when it has ended."""
+        if not self._is_started:
+            self._is_started = True
+            self._thread.start()
+        is_done = threading.Event()
+        self._jobs.put((job, is_done))
+        return is_done
+
+    def close(self) -> None:
+        """Carry out what there is, in bounded time. Idempotent."""
+        if self._is_started:
+            self._jobs.put(None)
+            self._thread.join(_CLOSE_S_MAX)
+
+    def _run(self) -> None:
+        while (given := self._jobs.get()) is not None:
+            job, is_done = given
+            job()
+            is_done.set()

@@ -9,10 +9,13 @@ the process. So two nodes cannot share a folder, and ``bstar epoch reset`` canno
 
 import logging
 import os
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from bstar.errors import ConfigurationError
-from bstar.host.whole_file import lock_file, sync_folder, write_whole
+from bstar.host.whole_file import FileThread, lock_file, sync_folder, write_whole
 from bstar.wire.epochs import EPOCH_MAX
 
 _log = logging.getLogger("bstar.pair")
@@ -21,6 +24,11 @@ _DIGITS_MAX = len(str(EPOCH_MAX))
 
 # A failure is logged again this often. The keeper tries again at every turn of its timer.
 _REMIND_S = 60.0
+
+# The loop waits so long until a change is stored, and then goes on: it serves beside a disk that hangs.
+_PATIENCE_S = 0.25
+# A disk that has not answered for so long hangs.
+_HANGS_S = 5.0
 
 
 class EpochFile:
@@ -110,8 +118,8 @@ class EpochKeeper:
     """Stores the epoch of each activation, retries until it succeeds, and sees that it stays stored.
 
     The node serves meanwhile. Peer and workers know the epoch, so the file matters only if all of them
-    restart at once. A full disk must not stop the service for that. ``error`` says why the epoch is not
-    stored, "" if it is.
+    restart at once. A disk that is full or hangs must not stop the service for that: a thread writes.
+    ``error`` says why the epoch is not stored, "" if it is.
     """
 
     def __init__(self, file: EpochFile) -> None:
@@ -119,6 +127,9 @@ class EpochKeeper:
         self.error = ""
         self._epoch = 0
         self._reported_at = 0.0
+        self._thread = FileThread("bstar-state-dir")
+        self._is_done: threading.Event | None = None
+        self._asked_at = 0.0
 
     def open(self) -> int:
         """Take the file for this process; the stored epoch. ConfigurationError if another process has it, or
@@ -142,11 +153,31 @@ class EpochKeeper:
 
     def close(self) -> None:
         """Leave the file to others. Idempotent."""
+        self._thread.close()
         self.file.unlock()
 
     def keep(self, epoch: int, now: float) -> None:
         """Store ``epoch``, now or as soon as that is possible."""
         self._epoch = epoch
+        self.write(partial(self._keep, epoch, now), now)
+
+    def look(self, now: float) -> None:
+        """Retry a failed store. See that the next one will not fail: somebody may have removed the folder, or
+        the system may have made it read-only.
+        """
+        if self._is_done is None or self._is_done.is_set():
+            self.write(partial(self._look, now), now)
+        elif now >= self._asked_at + _HANGS_S:
+            self._fail("the disk does not answer", now)
+
+    def write(self, job: Callable[[], None], now: float) -> None:
+        """Have something done to the folder. Waits for the end of it if that comes soon."""
+        if self._is_done is None or self._is_done.is_set():
+            self._asked_at = now
+        self._is_done = self._thread.do(job)
+        self._is_done.wait(_PATIENCE_S)
+
+    def _keep(self, epoch: int, now: float) -> None:
         try:
             self.file.save(epoch)
         except OSError as error:
@@ -156,16 +187,13 @@ class EpochKeeper:
             self.error = ""
             _log.warning("epoch %d is stored in %s again", epoch, self.file.path)
 
-    def look(self, now: float) -> None:
-        """Retry a failed store. See that the next one will not fail: somebody may have removed the folder, or
-        the system may have made it read-only.
-        """
+    def _look(self, now: float) -> None:
         is_well, is_locked = not self.error, self.file.is_locked
         if is_well and is_locked and self.file.may_hold(self._epoch):
             return
         if not is_locked and not self._lock_again(now):
             return
-        self.keep(self._epoch, now)
+        self._keep(self._epoch, now)
         if is_well and not self.error:
             _log.warning("%s was missing: it is there again, with epoch %d", self.file.path, self._epoch)
 

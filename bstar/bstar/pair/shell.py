@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -273,8 +274,8 @@ class PairShell(Generic[Out]):
             if self._epochs is not None:
                 self._epochs.keep(output.epoch, self._reactor.now())
         elif type(output) is PersistPause:
-            if self._pauses is not None:
-                self._pauses.keep(output)
+            if self._epochs is not None and self._pauses is not None:
+                self._epochs.write(partial(self._pauses.keep, output), self._reactor.now())
         else:
             assert type(output) is Fatal, f"no branch performs {output!r}"
             _log.critical("%s", output.error)
