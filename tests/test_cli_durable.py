@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -19,6 +20,16 @@ pytestmark = pytest.mark.loopback
 
 ID = "00112233445566778899aabbccddeeff"
 Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True, params=["UTC"])
+def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The time zone of this machine."""
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", request.param)
+        time.tzset()
+        yield
+    time.tzset()
 
 
 @pytest.fixture
@@ -226,6 +237,14 @@ def test_a_paragraph_of_help_is_as_wide_as_the_terminal(
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["durable", "submit", "--help"]) == 0
     assert "the answer is lost: submit it again with the same --key." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("zone", ["XYZ-5:45"], indirect=True)
+def test_times_are_of_this_machines_zone_as_in_the_history(run: Run, store: FakeStore) -> None:
+    """They were in UTC, beside the local ones of ``bstar history`` and ``bstar workers ls``."""
+    request_id = submit(run, "price", "a")
+    for command in ("ls",), ("show", request_id):
+        assert "2023-11-15 03:58:20" in run("durable", *command)[1]
 
 
 def test_a_schedule_is_listed_and_shown_with_its_next_time_and_its_last(run: Run, store: FakeStore) -> None:

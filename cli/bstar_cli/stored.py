@@ -137,8 +137,8 @@ def _shown(status: RequestStatus) -> dict[str, Any]:
 
 
 def to_text(unix_s: float | None) -> str:
-    """A time for people, in UTC."""
-    return "" if unix_s is None else f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M:%S}"
+    """A time for people, in this machine's time zone as in ``bstar history``."""
+    return "" if unix_s is None else f"{datetime.fromtimestamp(unix_s, UTC).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def progress(what: str) -> Progress:
