@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import socket as socket_module
 import tempfile
+from errno import ENOSPC
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import zmq
@@ -63,7 +67,7 @@ def test_a_node_of_a_unit_listens_in_its_runtime_folder_and_operators_find_it_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A node with the sample's names may run on this machine.
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     settings = sample_settings("primary")
     usual = control.control_path(settings)
     monkeypatch.setattr(control, "RUNTIME_FOLDER", tmp_path / "run")
@@ -81,10 +85,25 @@ def test_a_node_of_a_unit_listens_in_its_runtime_folder_and_operators_find_it_th
     assert control.find_control(settings) == usual
 
 
+def test_a_full_disk_does_not_lead_an_operator_to_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An order said that no node answers, and a node did not start where nothing can be written."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+    def is_full(*_: object) -> NoReturn:
+        raise OSError(ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "open", is_full)
+    monkeypatch.setattr(io, "open", is_full)
+    assert control.control_path(sample_settings("primary")).parent.parent == tmp_path
+
+
 def test_a_socket_that_a_killed_node_left_is_nobody_and_nothing_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     settings = sample_settings("primary")
     path = control.control_path(settings)
     path.parent.mkdir()
@@ -98,7 +117,7 @@ def test_a_socket_that_a_killed_node_left_is_nobody_and_nothing_has_changed(
 def test_a_node_that_listens_and_is_silent_is_not_said_to_be_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(orders, "_ANSWER_S", 0.2)
     settings = sample_settings("primary")
     path = control.control_path(settings)

@@ -8,7 +8,6 @@ word and a JSON object, an answer is a JSON object.
 import logging
 import os
 import socket as socket_module
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from errno import ENOENT
@@ -38,8 +37,17 @@ def control_path(settings: Settings) -> Path:
     endpoints = settings.endpoints
     name = f"{settings.pair}\n{settings.role}\n{endpoints.clients}\n{endpoints.state}"
     given = os.environ.get("RUNTIME_DIRECTORY")
-    folder = Path(given.partition(":")[0]) if given else Path(tempfile.gettempdir(), f"bstar-{os.getuid()}")
+    folder = Path(given.partition(":")[0]) if given else temporary_folder() / f"bstar-{os.getuid()}"
     return folder / blake2b(name.encode(), digest_size=8).hexdigest()
+
+
+def temporary_folder() -> Path:
+    """The folder for temporary files. It need not be writable: node and operator mean the same one.
+
+    ``tempfile.gettempdir`` chooses another folder when the disk is full or read-only.
+    """
+    named = os.environ.get("TMPDIR")
+    return Path(named).absolute() if named and Path(named).is_dir() else Path("/tmp")  # noqa: S108
 
 
 def find_control(settings: Settings) -> Path:
