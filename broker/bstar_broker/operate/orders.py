@@ -450,7 +450,7 @@ def _pause(operator: Operator, for_s: Annotated[float, _For], why: Why) -> Pause
     refused="takeovers are not paused, or the peer does not know it",
     progress=_paused,
     wait_s=lambda settings: 2 * settings.timing.failover_timeout_max_s,
-    late="the peer does not know of the end of the pause: there it goes on until the nodes hear each other",
+    late="the peer does not know of the end of the pause: resume there, too, or it goes on",
 )
 def _resume(operator: Operator, why: Why = "") -> Paused:
     """End a pause of takeovers before its time (bstar pause).
