@@ -2,15 +2,12 @@
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from bstar import records
 from support.journal_lines import Scribe, stored_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 MONDAY = datetime(2026, 5, 4, tzinfo=UTC)
 HOUR_US = 3_600_000_000
@@ -30,9 +27,7 @@ def pulse(scribe: Scribe, at: int, state: str) -> records.Base:
 
 
 @pytest.mark.spark
-def test_capacity_is_of_the_node_that_serves_and_of_whole_hours(
-    local: "SparkSession", tmp_path: Path
-) -> None:
+def test_capacity_is_of_the_node_that_serves_and_of_whole_hours(tmp_path: Path) -> None:
     from bstar_pipeline.gold.capacity import capacity
 
     primary, backup, unknown = Scribe(), Scribe("backup"), Scribe("primary", pair="other")
@@ -61,11 +56,11 @@ def test_capacity_is_of_the_node_that_serves_and_of_whole_hours(
     ]
     found = {
         (row["pair"], row["service"], row["hour"]): row
-        for row in capacity(stored_of(local, of, tmp_path / "records")).frame.collect()
+        for row in capacity(stored_of(of, tmp_path / "records")).collected()
     }
 
     def row_of(number: int, service: str = "echo", pair: str = "pair") -> Any:
-        return found[pair, service, (MONDAY + timedelta(hours=number)).replace(tzinfo=None)]
+        return found[pair, service, (MONDAY + timedelta(hours=number))]
 
     assert len(found) == 3 * 48 + 2
     for number in (0, 20, 47):
@@ -77,7 +72,7 @@ def test_capacity_is_of_the_node_that_serves_and_of_whole_hours(
         assert (row["queued_mean"], row["queued_max"]) == (910, 1810)
         assert row["queue_growth_per_s"] == pytest.approx(1)
         assert row["trend_per_day"] == pytest.approx(0.24)
-        assert row["saturates_at"] == (MONDAY + timedelta(hours=90)).replace(tzinfo=None)
+        assert row["saturates_at"] == (MONDAY + timedelta(hours=90))
         assert str(row["day"]) == str((MONDAY + timedelta(hours=number)).date())
     assert row_of(47, "steady")["utilisation"] == 0.5
     assert row_of(47, "steady")["saturates_at"] is None
@@ -89,9 +84,7 @@ def test_capacity_is_of_the_node_that_serves_and_of_whole_hours(
 
 
 @pytest.mark.spark
-def test_clients_are_told_by_their_own_word_or_by_what_nodes_saw(
-    local: "SparkSession", tmp_path: Path
-) -> None:
+def test_clients_are_told_by_their_own_word_or_by_what_nodes_saw(tmp_path: Path) -> None:
     from bstar_pipeline import sketch
     from bstar_pipeline.gold.clients import clients
 
@@ -122,7 +115,7 @@ def test_clients_are_told_by_their_own_word_or_by_what_nodes_saw(
     of += [node.request(start + 1, client="mdp-01", number=1, outcome="late")]
     of += [node.request(start, client="flood", number=n, weight=10.0, outcome="failed") for n in range(100)]
     of += [node.request(us(MONDAY + timedelta(days=1)), client="shop", outcome="expired")]
-    rows = clients(stored_of(local, of, tmp_path / "records")).frame.collect()
+    rows = clients(stored_of(of, tmp_path / "records")).collected()
     found = {(row["client"], str(row["day"])): row for row in rows}
     assert len(rows) == 4
     shop = found["shop", "2026-05-04"]

@@ -48,7 +48,7 @@ def test_every_verb_has_examples_and_exit_codes(verb: str, capsys: pytest.Captur
 def test_the_command_starts_without_loading_spark() -> None:
     program = (
         "import sys; from bstar_cli.main import main; main(['pipeline', 'tables']); "
-        "heavy = {'pyspark', 'pysail', 'pandas', 'pyarrow', 'numpy', 'duckdb'}; "
+        "heavy = {'pyspark', 'pandas', 'pyarrow', 'numpy', 'duckdb'}; "
         "sys.stderr.write(' '.join(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -26,8 +26,6 @@ from support import committed
 from support.journals import AT_US, Run, write
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from bstar_pipeline.job import Summary
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -215,24 +213,24 @@ class Done:
 
 
 @pytest.fixture(scope="module")
-def done(local: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Done:
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     from bstar_pipeline import job
 
     journals, root = tmp_path_factory.mktemp("journals"), tmp_path_factory.mktemp("tables")
     readable = [_write(journals, 0), _write(journals, 1, is_sealed=False), _write(journals, 1, "stock")]
     told: list[str] = []
-    first = job.run(local, [str(journals)], str(root), progress=told.append)
+    first = job.run(None, [str(journals)], str(root), progress=told.append)
     tables, files = all_rows(root), files_of(root, PARTS[0]) | files_of(root, STOCK)
     _write(journals, 1)
     # Some of the files are named twice.
     night = tmp_path_factory.mktemp("night")
     _write_night(night)
     again = [str(journals / "copies"), f"{journals}/*.gz", str(journals), str(night)]
-    second = job.run(local, again, str(root), since=DAYS[1])
+    second = job.run(None, again, str(root), since=DAYS[1])
     after = files_of(root, PARTS[0]) | files_of(root, STOCK)
-    third = job.run(local, again, str(root), since=DAYS[1])
+    third = job.run(None, again, str(root), since=DAYS[1])
     at_once = tmp_path_factory.mktemp("at once")
-    job.run(local, again, str(at_once))
+    job.run(None, again, str(at_once))
     return Done(
         root,
         first,
@@ -386,13 +384,11 @@ def test_a_job_without_a_request_has_passed_nothing(
 ) -> None:
     from bstar_pipeline.job import Summary
 
-    summary = Summary("", "", 0, (), (), 1, requests, 0, {}, {}, {}, findings, "local", "Sail", (), 0.0)
+    summary = Summary("", "", 0, (), (), 1, requests, 0, {}, {}, {}, findings, "local", "DuckDB", (), 0.0)
     assert summary.verdict == verdict
 
 
-def test_input_without_a_record_is_an_error_that_says_why_and_leaves_nothing(
-    local: SparkSession, tmp_path: Path
-) -> None:
+def test_input_without_a_record_is_an_error_that_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     from bstar_pipeline import job
 
     root = tmp_path / "tables"
@@ -407,24 +403,22 @@ def test_input_without_a_record_is_an_error_that_says_why_and_leaves_nothing(
         (["garbage"], "garbage: none of their lines is one: 1 newer-version, 2 unreadable. See docs"),
     ):
         with pytest.raises(ConfigurationError, match=why):
-            job.run(local, [str(tmp_path / name) for name in given], str(root))
+            job.run(None, [str(tmp_path / name) for name in given], str(root))
     assert [path for path in root.rglob("*") if path.is_file()] == [root / "writing.lock"]
 
 
-def test_days_that_were_taken_out_do_not_come_back_with_files_that_are_sealed_later(
-    local: SparkSession, tmp_path: Path
-) -> None:
+def test_days_that_were_taken_out_do_not_come_back_with_files_that_are_sealed_later(tmp_path: Path) -> None:
     from bstar_pipeline import job, store
 
     journals, root = tmp_path / "journals", tmp_path / "tables"
     _write(journals, 0, is_sealed=False)
     _write(journals, 1, is_sealed=False)
-    assert job.run(local, [str(journals)], str(root)).parts == (PARTS[0], OPENED)
-    assert store.retain(local, str(root), DAYS[1]) == 1
+    assert job.run(None, [str(journals)], str(root)).parts == (PARTS[0], OPENED)
+    assert store.retain(None, str(root), DAYS[1]) == 1
     _write(journals, 0)
     _write(journals, 1)
     _write(journals, 0, "stock")
-    sealed = job.run(local, [str(journals)], str(root))
+    sealed = job.run(None, [str(journals)], str(root))
     assert (sealed.made, sealed.parts) == ((OPENED,), (OPENED,))
     assert sealed.requests == REQUESTS
     days = {
@@ -434,13 +428,13 @@ def test_days_that_were_taken_out_do_not_come_back_with_files_that_are_sealed_la
     }
     assert days == {DAYS[1]}
     # An earlier date brings nothing back.
-    assert store.retain(local, str(root), DAYS[0]) == 0
+    assert store.retain(None, str(root), DAYS[0]) == 0
     write(journals / "late.ndjson", _backup(0, "stock")[0].lines())
-    assert job.run(local, [str(journals)], str(root)).made == ()
+    assert job.run(None, [str(journals)], str(root)).made == ()
 
 
 def test_the_local_engine_does_not_note_in_which_line_of_python_an_operation_stands(
-    local: SparkSession, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """PySpark would look for IPython at each of them, in vain: a third of the time of a small run."""
     from pyspark.errors import utils

@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import duckdb
 import pytest
@@ -30,9 +29,6 @@ from bstar_pipeline import commits
 from bstar_pipeline.commits import Folder, Made, Manifest, Snapshot
 from support import committed
 from support.journals import Run, write
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 KILLS = int(os.environ.get("BSTAR_KILLS", "5"))
 SEED = int(os.environ.get("BSTAR_KILL_SEED", "1"))
@@ -194,13 +190,13 @@ def _killed(journals: Path, root: Path, moment: random.Random, longest_s: float)
         child.communicate()
 
 
-def test_a_reader_sees_one_whole_run_whenever_a_run_is_killed(local: SparkSession, tmp_path: Path) -> None:
+def test_a_reader_sees_one_whole_run_whenever_a_run_is_killed(tmp_path: Path) -> None:
     from bstar_pipeline import job
 
     journals, root = tmp_path / "journals", tmp_path / "tables"
     journals.mkdir()
     feed(journals, 0)
-    first = job.run(local, [str(journals)], str(root))
+    first = job.run(None, [str(journals)], str(root))
     moment = random.Random(SEED)
     with reading(root) as reader:
         for _ in range(KILLS):
@@ -208,9 +204,9 @@ def test_a_reader_sees_one_whole_run_whenever_a_run_is_killed(local: SparkSessio
     assert not reader.wrong, reader.wrong[:3]
     assert reader.looks >= KILLS
     # What the last child began is made by the next run, and the tables are those of one run over all.
-    last = job.run(local, [str(journals)], str(root))
+    last = job.run(None, [str(journals)], str(root))
     fresh = tmp_path / "fresh"
-    job.run(local, [str(journals)], str(fresh))
+    job.run(None, [str(journals)], str(fresh))
     for name in ("bronze.records", "silver.requests", "silver.runs", "gold.audit", "gold.objectives"):
         one, other = (
             sorted(map(repr, duckdb.execute(f"FROM {committed.files(where, name)}").fetchall()))

@@ -23,7 +23,6 @@ from support.scenes import MS, S, Scene
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -120,16 +119,16 @@ def _rows(root: Path, name: str, cut: int) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def roots(local: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def roots(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The tables of two runs, of which the first sees what is there at the cuts, and those of one."""
     from bstar_pipeline import job
 
     folder, twice, once = (tmp_path_factory.mktemp(name) for name in ("journals", "twice", "once"))
     _plant(folder, is_sealed=False)
-    job.run(local, [str(folder)], str(twice))
+    job.run(None, [str(folder)], str(twice))
     _plant(folder, is_sealed=True)
     for root in (twice, once):
-        job.run(local, [str(folder)], str(root))
+        job.run(None, [str(folder)], str(root))
     return twice, once
 
 

@@ -12,7 +12,7 @@ from bstar_pipeline import sketch, slo
 from support.journal_lines import Scribe, stored_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from bstar_pipeline.partitions import Made
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 MINUTE_US = 60_000_000
@@ -22,14 +22,13 @@ def us(moment: datetime) -> int:
     return int(moment.timestamp()) * 1_000_000
 
 
-def minutes_of(frame: "DataFrame") -> dict[tuple[str, int], dict[str, Any]]:
+def minutes_of(made: "Made") -> dict[tuple[str, int], Any]:
     """By service, and minutes since noon."""
-    asked = frame.selectExpr("*", f"(unix_micros(minute) - {us(NOON)}) DIV {MINUTE_US} AS after").collect()
-    return {(row["service"], row["after"]): row.asDict() for row in asked}
+    return {(row["service"], (us(row["minute"]) - us(NOON)) // MINUTE_US): row for row in made.collected()}
 
 
 @pytest.mark.spark
-def test_objectives_of_a_service_say_what_its_requests_met(local: "SparkSession", tmp_path: Path) -> None:
+def test_objectives_of_a_service_say_what_its_requests_met(tmp_path: Path) -> None:
     from bstar_pipeline.gold.objectives import budgets, objectives, sketches
 
     primary, backup = Scribe(), Scribe("backup")
@@ -61,13 +60,12 @@ def test_objectives_of_a_service_say_what_its_requests_met(local: "SparkSession"
         default=slo.Objective(availability=0.99, latency_us=90_000, latency_share=0.9),
         services={"lenient": slo.Objective(availability=0.5, errors=("lost",))},
     )
-    rows = stored_of(local, of, tmp_path / "records")
+    rows = stored_of(of, tmp_path / "records")
     # In two parts and back: what two runs made is added up.
     names = rows.choices[0].columns
-    halves = [sketches(rows.take(*names, where=f'"at" % 2 = {half}')).frame for half in range(2)]
-    parts = halves[0].unionByName(halves[1])
-    found = minutes_of(objectives(parts, told).frame)
-    assert found == minutes_of(objectives(sketches(rows).frame, told).frame)
+    parts = [sketches(rows.take(*names, where=f'"at" % 2 = {half}')) for half in range(2)]
+    found = minutes_of(objectives(parts, told))
+    assert found == minutes_of(objectives([sketches(rows)], told))
     assert set(found) == {
         ("echo", 0),
         ("echo", 1),
@@ -112,7 +110,7 @@ def test_objectives_of_a_service_say_what_its_requests_met(local: "SparkSession"
     assert later_on["alert"] is None
     assert found["echo", 480]["burn_6h"] == 0
 
-    day = {row["service"]: row.asDict() for row in budgets(parts, told).frame.collect()}
+    day = {row["service"]: row for row in budgets(parts, told).collected()}
     assert day["echo"]["requests"] == day["echo"]["period_requests"] == 117
     assert day["echo"]["budget_used"] == pytest.approx(7 / 117 / 0.01)
     assert not day["echo"]["is_kept"]
@@ -121,21 +119,21 @@ def test_objectives_of_a_service_say_what_its_requests_met(local: "SparkSession"
 
 
 @pytest.mark.spark
-def test_a_few_requests_raise_no_alert(local: "SparkSession", tmp_path: Path) -> None:
+def test_a_few_requests_raise_no_alert(tmp_path: Path) -> None:
     """Of two failures among so many requests there is an alert only from the stated number on."""
     from bstar_pipeline.gold.objectives import objectives, sketches
 
     scribe = Scribe()
     outcomes = ["lost", "lost", *["answered"] * 8]
     of = [scribe.request(us(NOON), outcome=outcome) for outcome in outcomes]
-    summed = sketches(stored_of(local, of, tmp_path / "records")).frame.cache()
+    summed = sketches(stored_of(of, tmp_path / "records"))
     raised = {}
     for least in (0, 10, 11):
         for service_level, kind in ((0.99, "fast"), (0.975, "slow")):
             told = slo.Objectives(
                 default=slo.Objective(availability=service_level), alert_requests=least, slow_share=0.03
             )
-            (row,) = objectives(summed, told).frame.collect()
+            (row,) = objectives([summed], told).collected()
             assert row["burn_1h"] == row["burn_6h"] == pytest.approx(0.2 / (1 - service_level))
             raised[least, kind] = row["alert"]
     assert raised == {
@@ -149,7 +147,7 @@ def test_a_few_requests_raise_no_alert(local: "SparkSession", tmp_path: Path) ->
 
 
 @pytest.mark.spark
-def test_the_period_of_a_budget_ends(local: "SparkSession", tmp_path: Path) -> None:
+def test_the_period_of_a_budget_ends(tmp_path: Path) -> None:
     from bstar_pipeline.gold.objectives import budgets, sketches
 
     scribe = Scribe()
@@ -158,11 +156,8 @@ def test_the_period_of_a_budget_ends(local: "SparkSession", tmp_path: Path) -> N
         for day in (0, 6, 7)
     ]
     told = slo.Objectives(default=slo.Objective(availability=0.5), period_days=7)
-    days = (
-        budgets(sketches(stored_of(local, of, tmp_path / "records")).frame, told)
-        .frame.orderBy("day")
-        .collect()
-    )
+    made = budgets([sketches(stored_of(of, tmp_path / "records"))], told)
+    days = sorted(made.collected(), key=lambda row: row["day"])
     assert [row["period_requests"] for row in days] == [1, 2, 2]
     assert [row["budget_used"] for row in days] == [2, 1, 0]
     assert [row["is_kept"] for row in days] == [False, True, True]

@@ -64,7 +64,7 @@ def plans(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict
     frames = {
         "lines": lines,
         "ranges": copies.summed(table("typed", lines)).frame,
-        "facts": silver.fact_rows(records),
+        "facts": silver.fact_rows(records).frame,
         "requests": silver.requests(records, runs).frame,
         "gaps": outages.gaps(requests, ()).frame,
         "audit": audit.audit(requests, runs).frame,

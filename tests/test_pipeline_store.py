@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,10 +14,12 @@ from bstar.errors import ConfigurationError
 from support.journals import Run, closed, write
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import SparkSession
 
-    from bstar_pipeline.commits import Part
+    from bstar_pipeline.commits import Part, Snapshot
     from bstar_pipeline.inputs import Inputs
+    from bstar_pipeline.pair_rows import Rows
+    from bstar_pipeline.partitions import Made
     from bstar_pipeline.store import Writer
 
 pytestmark = pytest.mark.spark
@@ -27,32 +29,43 @@ MONDAY, TUESDAY = dt.date(2026, 11, 2), dt.date(2026, 11, 3)
 
 
 @pytest.fixture(scope="module", params=["local", "spark"])
-def session(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
-    from bstar_pipeline.engine import local_session
-
-    if request.param == "spark":
-        yield request.getfixturevalue("spark")
-        return
-    with local_session("store") as session:
-        yield session
+def session(request: pytest.FixtureRequest) -> SparkSession | None:
+    """None is the local engine."""
+    return request.getfixturevalue("spark") if request.param == "spark" else None
 
 
-def _frame(session: SparkSession, *rows: tuple[str, dt.date, str]) -> DataFrame:
-    return session.createDataFrame(
-        [("file", "unreadable", 1, line, day, pair) for line, day, pair in rows],
-        "file STRING, reason STRING, version INT, line STRING, day DATE, pair STRING",
-    )
+def _made(session: SparkSession | None, root: str, *rows: tuple[str, dt.date, str]) -> Made:
+    """Rows of the table, made by executors if there are any."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from bstar_pipeline.partitions import queried, stored
+    from bstar_pipeline.schema import table_schema
+
+    shape = table_schema(NAME)
+    made = [dict(zip(shape.names, ("file", "unreadable", 1, *row), strict=True)) for row in rows]
+    file = Path(root).with_name(f"{token_hex(8)}.parquet")
+    pq.write_table(pa.Table.from_pylist(made, to_arrow_schema(shape)), file)
+    return queried(stored(session, [str(file)], shape, is_here=True), (), "FROM rows", shape)
 
 
-def _run(session: SparkSession, root: str, parts: list[Part], *rows: tuple[str, dt.date, str]) -> None:
+def _run(session: SparkSession | None, root: str, parts: list[Part], *rows: tuple[str, dt.date, str]) -> None:
     from bstar_pipeline import store
 
     with store.writing(session, root) as writer:
-        writer.replace(_frame(session, *rows), NAME, parts)
+        writer.make(NAME, parts, _made(session, root, *rows))
         writer.commit()
 
 
-def test_a_table_that_a_run_does_not_write_stays(session: SparkSession, tmp_path: Path) -> None:
+def _read(session: SparkSession | None, tables: Snapshot, name: str, parts: Any = None) -> Rows:
+    from bstar_pipeline import store
+    from bstar_pipeline.partitions import queried
+
+    return queried(store.stored(session, tables, name, parts), (), "FROM rows").collected()
+
+
+def test_a_table_that_a_run_does_not_write_stays(session: SparkSession | None, tmp_path: Path) -> None:
     from bstar_pipeline import store
 
     _run(session, str(tmp_path), [], ("a", MONDAY, "p"))
@@ -61,14 +74,14 @@ def test_a_table_that_a_run_does_not_write_stays(session: SparkSession, tmp_path
     assert _held(session, str(tmp_path)) == {("a", MONDAY, "p")}
 
 
-def _held(session: SparkSession, root: str) -> set[tuple[str, dt.date, str]]:
+def _held(session: SparkSession | None, root: str) -> set[tuple[str, dt.date, str]]:
     from bstar_pipeline import store
 
-    rows = store.read(session, store.snapshot(session, root), NAME).collect()
-    return {(row.line, row.day, row.pair) for row in rows}
+    rows = _read(session, store.snapshot(session, root), NAME)
+    return {(row["line"], row["day"], row["pair"]) for row in rows}
 
 
-def test_a_run_replaces_its_parts_and_leaves_others(session: SparkSession, tmp_path: Path) -> None:
+def test_a_run_replaces_its_parts_and_leaves_others(session: SparkSession | None, tmp_path: Path) -> None:
     from bstar_pipeline import store
 
     root = str(tmp_path / "tables of ours")
@@ -83,24 +96,26 @@ def test_a_run_replaces_its_parts_and_leaves_others(session: SparkSession, tmp_p
     _run(session, root, [(MONDAY, "p"), (TUESDAY, "p")], ("e", TUESDAY, "p"))
     assert _held(session, root) == {*first[1::2], ("e", TUESDAY, "p")}
     # Who opened the tables before sees what was there then.
-    assert {row.line for row in store.read(session, opened, NAME).collect()} == set("abcd")
+    assert {row["line"] for row in _read(session, opened, NAME)} == set("abcd")
     now = store.snapshot(session, root)
-    assert [row.line for row in store.read(session, now, NAME, [(TUESDAY, "p")]).collect()] == ["e"]
+    assert [row["line"] for row in _read(session, now, NAME, [(TUESDAY, "p")])] == ["e"]
     others = [(MONDAY, "123"), (TUESDAY, first[3][2])]
     assert now.files(NAME, others) == opened.files(NAME, others) != []
 
 
-def test_compaction_and_retention_change_no_row_of_what_stays(session: SparkSession, tmp_path: Path) -> None:
+def test_compaction_and_retention_change_no_row_of_what_stays(
+    session: SparkSession | None, tmp_path: Path
+) -> None:
     from bstar_pipeline import store
 
     root = str(tmp_path)
     for row in (("a", MONDAY, "p"), ("b", TUESDAY, "p"), ("c", TUESDAY, "p"), ("d", TUESDAY, "q")):
         with store.writing(session, root) as writer:
-            writer.keep(NAME, [*writer.carried(NAME, []), *writer.write(_frame(session, row), NAME)])
+            writer.keep(NAME, [*writer.carried(NAME, []), *writer.write(_made(session, root, row), NAME)])
             writer.commit(read={"journal": 1})
     opened = store.snapshot(session, root)
     assert store.compact(session, root) == 2
-    assert {row.line for row in store.read(session, opened, NAME).collect()} == set("abcd")
+    assert {row["line"] for row in _read(session, opened, NAME)} == set("abcd")
     now = store.snapshot(session, root)
     assert _held(session, root) >= {("b", TUESDAY, "p"), ("c", TUESDAY, "p")}
     assert len(now.files(NAME, [(TUESDAY, "p")])) == 1
@@ -114,7 +129,7 @@ def test_compaction_and_retention_change_no_row_of_what_stays(session: SparkSess
 
 
 def test_a_run_that_fails_leaves_no_file_and_the_tables_as_they_were(
-    session: SparkSession, tmp_path: Path
+    session: SparkSession | None, tmp_path: Path
 ) -> None:
     from bstar_pipeline import store
 
@@ -122,13 +137,13 @@ def test_a_run_that_fails_leaves_no_file_and_the_tables_as_they_were(
     _run(session, root, [], ("a", MONDAY, "p"))
     before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     with pytest.raises(AssertionError, match="not the columns"), store.writing(session, root) as writer:  # noqa: PT012
-        writer.replace(_frame(session, ("b", MONDAY, "p")), NAME, [(MONDAY, "p")])
-        writer.replace(_frame(session), "gold.audit", [])
+        writer.make(NAME, [(MONDAY, "p")], _made(session, root, ("b", MONDAY, "p")))
+        writer.make("gold.audit", [], _made(session, root))
     assert _held(session, root) == {("a", MONDAY, "p")}
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
 
 
-def test_while_a_run_writes_a_second_one_is_refused(session: SparkSession, tmp_path: Path) -> None:
+def test_while_a_run_writes_a_second_one_is_refused(session: SparkSession | None, tmp_path: Path) -> None:
     from bstar_pipeline import store
 
     with store.writing(session, str(tmp_path)), pytest.raises(ConfigurationError, match="another process"):
@@ -136,28 +151,12 @@ def test_while_a_run_writes_a_second_one_is_refused(session: SparkSession, tmp_p
 
 
 def test_a_table_that_was_never_written_is_an_error_that_says_what_to_do(
-    session: SparkSession, tmp_path: Path
+    session: SparkSession | None, tmp_path: Path
 ) -> None:
     from bstar_pipeline import store
 
     with pytest.raises(ConfigurationError, match=r"no tables below .*bstar pipeline run"):
         store.snapshot(session, str(tmp_path))
-    _run(session, str(tmp_path), [])
-    with pytest.raises(ConfigurationError, match=r"no table gold\.audit below .*bstar pipeline run"):
-        store.read(session, store.snapshot(session, str(tmp_path)), "gold.audit")
-
-
-def test_columns_that_are_not_the_tables_are_our_fault(session: SparkSession, tmp_path: Path) -> None:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    from bstar_pipeline import store
-
-    frame = _frame(session).withColumn("version", F.lit("one")).drop("line")
-    with (
-        store.writing(session, str(tmp_path)) as writer,
-        pytest.raises(AssertionError, match=r"version: StringType.*the table has IntegerType"),
-    ):
-        writer.replace(frame, NAME, [])
 
 
 def test_storage_that_only_spark_knows_keeps_the_same_promises(spark: SparkSession, tmp_path: Path) -> None:
@@ -177,7 +176,7 @@ def test_storage_that_only_spark_knows_keeps_the_same_promises(spark: SparkSessi
 
 
 def test_a_path_without_journals_is_an_error_that_says_what_to_do(
-    session: SparkSession, tmp_path: Path
+    session: SparkSession | None, tmp_path: Path
 ) -> None:
     from bstar_pipeline.inputs import open_inputs
 
@@ -224,14 +223,13 @@ class _LivePair:
 
 @pytest.mark.timeout(1_800)
 def test_a_run_reads_files_that_their_writers_seal_meanwhile(
-    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: SparkSession | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One pair seals after its files were listed, and removes an old one; another after they were opened.
 
     Spark makes the first layer only: the others do not read journals.
     """
-    from bstar_pipeline import commits, inputs, job, journal_files
-    from bstar_pipeline.engine import is_local
+    from bstar_pipeline import commits, inputs, job, journal_files, store
 
     folder, root = tmp_path / "of live pairs", tmp_path / "tables"
     listed, opened = _LivePair(folder, "listed"), _LivePair(folder, "opened")
@@ -260,15 +258,19 @@ def test_a_run_reads_files_that_their_writers_seal_meanwhile(
     monkeypatch.setattr(journal_files, "copied", then_seal(copied))
     monkeypatch.setattr(inputs, "_rows", then_seal(local))
     monkeypatch.setattr(job, "open_inputs", lambda *given: Live(inputs.open_inputs(*given)))
-    if not is_local(session):
+    if session is not None:
         monkeypatch.setattr(job, "_tables", lambda *given: {})
+
+    def records_of() -> Rows:
+        return _read(session, store.snapshot(session, str(root)), "bronze.records")
+
     first = job.run(session, [str(folder)], str(root))
-    if is_local(session):
+    if session is None:
         assert (first.records, first.requests, first.findings.get("violated", 0)) == (20, 6, 0)
     assert first.rejected == {}
     assert len(attempts) == 2
     # A start, three requests and the end of each process, whatever was sealed.
-    records = Counter((row.pair, row.node) for row in _read(session, root, "bronze.records"))
+    records = Counter((row["pair"], row["node"]) for row in records_of())
     assert set(records.values()) == {5}
     assert len(records) == 4
     again = job.run(session, [str(folder)], str(root))
@@ -277,12 +279,6 @@ def test_a_run_reads_files_that_their_writers_seal_meanwhile(
     assert third.read == 0
     # The copies of open files went with the commit.
     assert not [path for path in commits.Folder(root).files(commits.RUNS) if "/open/" in path]
-    found = _read(session, root, "bronze.records")
-    assert Counter((row.pair, row.node) for row in found) == records
-    assert {Path(row.file).name for row in found} <= listed.sealed | opened.sealed
-
-
-def _read(session: SparkSession, root: Path, name: str) -> list[Row]:
-    from bstar_pipeline import store
-
-    return store.read(session, store.snapshot(session, str(root)), name).collect()
+    found = records_of()
+    assert Counter((row["pair"], row["node"]) for row in found) == records
+    assert {Path(row["file"]).name for row in found} <= listed.sealed | opened.sealed

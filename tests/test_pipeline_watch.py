@@ -63,7 +63,7 @@ def nodes() -> tuple[Run, Run]:
 
 
 def watched(
-    spark: SparkSession, journals: Path, root: Path, steps: Iterable[Callable[[], object]]
+    spark: SparkSession | None, journals: Path, root: Path, steps: Iterable[Callable[[], object]]
 ) -> list[str]:
     """What a watch tells."""
     from bstar_pipeline.watch import watch
@@ -78,9 +78,7 @@ def rows(root: Path, name: str) -> list[Any]:
     return [] if files.endswith("([])") else duckdb.execute(f"FROM {files} ORDER BY ALL").fetchall()
 
 
-def test_a_watch_comes_to_the_tables_of_one_run_and_tells_each_thing_once(
-    local: SparkSession, tmp_path: Path
-) -> None:
+def test_a_watch_comes_to_the_tables_of_one_run_and_tells_each_thing_once(tmp_path: Path) -> None:
     from bstar_pipeline import job
 
     journals, root, aside = tmp_path / "journals", tmp_path / "tables", tmp_path / "aside"
@@ -104,7 +102,7 @@ def test_a_watch_comes_to_the_tables_of_one_run_and_tells_each_thing_once(
         lambda: None,
         lambda: aside.rename(journals),
     ]
-    told = watched(local, journals, root, steps)
+    told = watched(None, journals, root, steps)
     looks = [line for line in told if " read, " in line]
     assert [line.partition(": ")[2].partition(" requests")[0] for line in looks] == [
         "1 file read, 7",
@@ -123,16 +121,16 @@ def test_a_watch_comes_to_the_tables_of_one_run_and_tells_each_thing_once(
         "violated both-active orders/primary:",
     ]
     at_once = tmp_path / "at once"
-    job.run(local, [str(journals)], str(at_once), slo=SLO)
+    job.run(None, [str(journals)], str(at_once), slo=SLO)
     for name in TABLES:
         assert rows(root, name) == rows(at_once, name), name
     # A watch that is started again has nothing to tell.
-    assert watched(local, journals, root, []) == []
+    assert watched(None, journals, root, []) == []
 
 
-def test_a_watch_of_nothing_is_an_error_as_a_run_of_nothing_is(local: SparkSession, tmp_path: Path) -> None:
+def test_a_watch_of_nothing_is_an_error_as_a_run_of_nothing_is(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="does not exist"):
-        watched(local, tmp_path / "nowhere", tmp_path / "tables", [])
+        watched(None, tmp_path / "nowhere", tmp_path / "tables", [])
 
 
 def test_a_signal_ends_the_watch_after_its_look(tmp_path: Path) -> None:

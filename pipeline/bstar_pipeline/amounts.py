@@ -11,7 +11,7 @@ from pathlib import Path
 from bstar_pipeline.commits import NOTHING, Folder, Snapshot, current, folder_named
 from bstar_pipeline.tables import TABLES
 
-# 920,000 records, packed 37 MB, take 1.5 GB of memory; more than this would take above 1 GB.
+# 920,000 records, packed 37 MB, take 0.9 GB of memory.
 _JOURNALS_MAX = 300 << 20
 _TABLES_MAX = 4 << 30
 # A job takes four times as much memory as there are journals.

@@ -7,20 +7,20 @@ came twice.
 """
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - the common name
+from pyspark.sql.types import StringType, StructField, StructType
 
 from bstar_pipeline import parquet
 from bstar_pipeline.commits import OPEN, File, journal_of
 from bstar_pipeline.journal_files import place_of
 from bstar_pipeline.lines import ROWS, batches, cut
-from bstar_pipeline.schema import REJECTED
+from bstar_pipeline.partitions import Made, Stored, queried
+from bstar_pipeline.schema import REJECTED, table_schema
 
 _PIECE_BYTES = 1 << 20
 # What zlib calls a gzip file.
@@ -45,8 +45,12 @@ def read(file: str, take: Callable[[int], bytes]) -> Iterator[pa.RecordBatch]:
 
 def write(found: Iterable[tuple[str, Iterable[pa.RecordBatch]]], folder: Path, below: str) -> list[File]:
     """Write the rows of files, by name, to Parquet files ``below`` the folder of all tables."""
-    rows = ((journal_of(name), batch) for name, of_file in found for batch in of_file)
-    return parquet.write(rows, ROWS, folder, below, by=("topic",))
+    rows = (
+        batch.append_column("journal", pa.repeat(journal_of(name), batch.num_rows))
+        for name, of_file in found
+        for batch in of_file
+    )
+    return parquet.write(rows, ROWS, folder, below, by=("topic", "journal"))
 
 
 def on_executor(
@@ -73,16 +77,24 @@ def _read(name: str, path: str, content: pa.BinaryScalar) -> Iterator[pa.RecordB
         yield from read(name, source.read)
 
 
-def rejected(lines: DataFrame) -> DataFrame:
-    """The invalid lines, with the columns of the table of rejected lines."""
-    of_others = lines.where(F.col("topic") == REJECTED)
-    version = F.col("v").try_cast("int").alias("version")
-    return of_others.select("file", F.col("rejection").alias("reason"), version, "line", "day", "pair")
+JOURNAL = f"CASE WHEN file LIKE '%{OPEN}' THEN md5(file) ELSE 'sealed' END"
+"""``commits.journal_of`` of column ``file``, in SQL of Spark and DuckDB alike."""
 
 
-def journal() -> Column:
-    """``commits.journal_of`` of column ``file``."""
-    return F.when(F.col("file").endswith(OPEN), F.md5("file")).otherwise(F.lit("sealed"))
+def with_journal(shape: StructType) -> StructType:
+    """These columns, and "journal", which is ``JOURNAL``."""
+    return StructType([*shape.fields, StructField("journal", StringType())])
+
+
+def rejected(lines: Stored, but_of: Sequence[str]) -> Made:
+    """The table of rejected lines, with their journal, without those of some files."""
+    rows = lines.take("file", "rejection", "v", "line", "day", "pair", where=f"topic = '{REJECTED}'")
+    query = (
+        f"SELECT file, rejection, try_cast(v AS INTEGER), line, day, pair, {JOURNAL} AS journal FROM rows "  # noqa: S608
+        "WHERE file NOT IN (SELECT file FROM left_out)"
+    )
+    left_out = {"left_out": pa.table({"file": pa.array(but_of, pa.string())})}
+    return queried(rows, (), query, with_journal(table_schema("bronze.rejected")), tables=left_out)
 
 
 def _unpacked(take: Callable[[int], bytes]) -> Iterator[bytes | None]:

@@ -14,12 +14,12 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
+import duckdb
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from bstar.errors import PipelineError
-from bstar_pipeline import engine
 from bstar_pipeline.class_archive import archived
 from bstar_pipeline.session import java_path, open_session, starts_driver
 
@@ -84,17 +84,10 @@ def session(
 
 
 @contextmanager
-def local_session(app: str) -> Iterator[SparkSession]:
-    """The same by the local engine. Raises PipelineError for whatever it cannot do."""
-    with _in_words(), engine.local_session(app) as spark:
-        yield spark
-
-
-@contextmanager
 def _in_words() -> Iterator[None]:
     try:
         yield
-    except (PySparkException, Py4JError) as error:
+    except (PySparkException, Py4JError, duckdb.Error) as error:
         raise PipelineError(_sentence(error)) from error
 
 

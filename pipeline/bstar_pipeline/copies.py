@@ -15,14 +15,14 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 - the common name
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+import pyarrow as pa
 
+from bstar_pipeline.bronze import JOURNAL, with_journal
 from bstar_pipeline.journal_files import about_name
 from bstar_pipeline.lines import TRUNCATED
-from bstar_pipeline.pair_rows import Row, Rows, frame_of
-from bstar_pipeline.partitions import Made, Stored, queried
+from bstar_pipeline.pair_rows import Row, Rows
+from bstar_pipeline.partitions import Made, Stored, queried, text
+from bstar_pipeline.schema import RECORDS
 
 KEY = ("boot", "seq", "mono")
 """What tells records apart."""
@@ -30,7 +30,7 @@ KEY = ("boot", "seq", "mono")
 _DAY_US = 86_400_000_000
 _EPOCH = dt.date(1970, 1, 1)
 _OF_RECORD = ("pair", "node", "boot", "seq", '"at"', "kind")
-_PLACE = StructType([StructField("file", StringType()), StructField("place", LongType())])
+_PLACE = pa.schema({"file": pa.string(), "place": pa.int64()})
 
 
 def ranges(lines: Stored) -> Rows:
@@ -91,18 +91,30 @@ def overlapping(found: Rows) -> set[str]:
     return pairs
 
 
-def once(typed: DataFrame, found: Rows, pairs: Collection[str]) -> DataFrame:
-    """The records of these pairs, each once: that of the first file in order."""
+def once(lines: Stored, found: Rows, pairs: Collection[str], known: Stored | None) -> Made:
+    """The records of these pairs that are not ``known``, each once, with their journal: that of the first
+    file in order.
+    """
     order = dict.fromkeys(row["file"] for row in found if row["boot"] is not None)
-    places = ({"file": file, "place": place} for place, file in enumerate(order))
-    by_place = Window.partitionBy(*KEY).orderBy("place", "at", "kind")
-    return (
-        typed.where(F.col("rejection").isNull() & F.col("pair").isin(*sorted(pairs)))
-        .join(F.broadcast(frame_of(typed.sparkSession, places, _PLACE)), "file")
-        .withColumn("nth", F.row_number().over(by_place))
-        .where("nth = 1")
-        .select(*typed.columns)
-    )
+    places = [{"file": file, "place": place} for place, file in enumerate(order)]
+    is_asked = f"rejection IS NULL AND pair IN ({', '.join(map(text, sorted(pairs)))})"
+    rows = lines.take(*RECORDS.names, "false AS is_known", where=is_asked)
+    if known is not None:
+        rows = rows.joined(known.take(*KEY, "true AS is_known"))
+    tables = {"places": pa.Table.from_pylist(places, _PLACE)}
+    return queried(rows, KEY, _ONCE, with_journal(RECORDS), tables=tables)
+
+
+_NAMES = ", ".join(f'"{name}"' for name in RECORDS.names)
+_ONCE = f"""
+WITH firsts AS (
+    SELECT rows.* FROM rows LEFT JOIN places USING (file)
+    QUALIFY row_number() OVER (
+        PARTITION BY {", ".join(KEY)} ORDER BY is_known DESC, place, "at", kind
+    ) = 1
+)
+SELECT {_NAMES}, {JOURNAL} AS journal FROM firsts WHERE NOT is_known
+"""
 
 
 def kept(records: Stored) -> dict[tuple[str, str], int]:

@@ -13,13 +13,13 @@ from urllib.parse import quote
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the common name
 
 from bstar.errors import ConfigurationError
-from bstar_pipeline import bronze, engine, journal_files, parquet, store
+from bstar_pipeline import bronze, journal_files, parquet, store
 from bstar_pipeline.commits import OPEN, File, folder_named, folder_of
 from bstar_pipeline.journal_files import Journal
 from bstar_pipeline.lines import SHAPE
-from bstar_pipeline.pair_rows import collected
 
 # What a URI takes as it is; Spark leaves letters of other alphabets as they are, too.
 _PLAIN = "/:@&=+$,;!'()*~-_."
@@ -39,12 +39,12 @@ class Inputs(Protocol):
         """
 
 
-def open_inputs(spark: SparkSession, paths: Sequence[str], since: dt.date | None = None) -> Inputs:
+def open_inputs(spark: SparkSession | None, paths: Sequence[str], since: dt.date | None = None) -> Inputs:
     """The journals at ``paths``; with ``since`` without files that were closed before that day.
 
     Raises ConfigurationError if a path has none.
     """
-    return (_Local if engine.is_local(spark) else _OnSpark)(spark, paths, since)
+    return _Local(paths, since) if spark is None else _OnSpark(spark, paths, since)
 
 
 class _OnSpark:
@@ -62,16 +62,15 @@ class _OnSpark:
         names = {copy: file for file, copy in copies.items()}
         if folder is None:
             rows = contents.mapInArrow(partial(bronze.on_executor, names, None), SHAPE)
-            rows = rows.withColumn("journal", bronze.journal())
-            return writer.write(rows, "bronze.records", by=("topic", "journal"), folder="lines")
+            rows = rows.withColumn("journal", F.expr(bronze.JOURNAL))
+            return writer.write_frame(rows, f"{run}/lines", ("topic", "journal"))
         target = folder.resolve(), f"{run}/lines"
         written = contents.mapInArrow(partial(bronze.on_executor, names, target), parquet.WRITTEN)
-        return [File(**row) for row in collected(written)]
+        return [File(**row) for row in written.toArrow().to_pylist()]
 
 
 class _Local:
-    def __init__(self, spark: SparkSession, paths: Sequence[str], since: dt.date | None) -> None:
-        del spark
+    def __init__(self, paths: Sequence[str], since: dt.date | None) -> None:
         if not paths:
             raise ConfigurationError("no journals to read: name at least one directory, file or pattern")
         self._journals = {

@@ -25,16 +25,15 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Literal, NamedTuple
 
+import duckdb
 import msgspec
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the common name
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline import bronze, clocks, commits, copies, silver, store
 from bstar_pipeline.commits import OPEN, File, Manifest, Part
-from bstar_pipeline.engine import is_local, version_of
 from bstar_pipeline.gold import incidents
 from bstar_pipeline.gold.audit import audit
 from bstar_pipeline.gold.capacity import capacity
@@ -46,7 +45,7 @@ from bstar_pipeline.gold.objectives import budgets, objectives, sketches
 from bstar_pipeline.inputs import Inputs, open_inputs
 from bstar_pipeline.journal_files import is_gone
 from bstar_pipeline.lines import SHAPE, TRUNCATED
-from bstar_pipeline.pair_rows import Row, Rows, collected
+from bstar_pipeline.pair_rows import Row, Rows
 from bstar_pipeline.partitions import Made, Stored, queried, text
 from bstar_pipeline.schema import RECORDS, REJECTED, table_schema
 from bstar_pipeline.slo import Objectives
@@ -66,8 +65,6 @@ _OF_REQUESTS = ("requests", "calls", "executions")
 _BRONZE = ("bronze.records", "bronze.rejected", "bronze.files")
 # Between a listing and the opening files go every few minutes at most.
 _LISTINGS_MAX = 3
-# Of two machines each whose clocks are compared.
-_LINKS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +120,7 @@ class _Came(NamedTuple):
 class _Job:
     """What all steps need."""
 
-    spark: SparkSession
+    spark: SparkSession | None
     writer: store.Writer
     progress: Progress | None
     began: float = field(default_factory=time.monotonic)
@@ -165,15 +162,16 @@ class _Job:
         ends = [*(began for _, began in self.steps[1:]), time.monotonic()]
         return tuple((text, ended - began) for (text, began), ended in zip(self.steps, ends, strict=True))
 
-    def make(self, name: str, made: Made, rows: Iterable[Row] = (), *, condition: str = "true") -> Stored:
+    def make(self, name: str, *mades: Made, rows: Iterable[Row] = (), condition: str = "true") -> Stored:
         """Write a table for the job's days and pairs, and give back what is there then.
 
         ``condition``: which of the rows. What the timeline puts before or after the days of the input is put
         into the first or the last of them: a row of another day would replace what another job wrote for it.
         """
         self.tell(f"writing {name}")
-        clamped = made.changed(condition, day=store.clamped(self.scope))
-        self.writer.make(clamped, name, self.scope, _rows_clamped(rows, self.scope))
+        day = store.clamped(self.scope)
+        clamped = (made.changed(condition, day=day) for made in mades)
+        self.writer.make(name, self.scope, *clamped, more=_rows_clamped(rows, self.scope))
         return self.read(name)
 
     def write_rows(self, name: str, rows: Iterable[Row]) -> Stored:
@@ -209,7 +207,7 @@ class _Job:
 
 
 def run(
-    spark: SparkSession,
+    spark: SparkSession | None,
     inputs: Sequence[str],
     root: str,
     *,
@@ -219,6 +217,7 @@ def run(
     progress: Progress | None = None,
 ) -> Summary:
     """Read what is new in the journals at ``inputs`` (any paths of Spark) into the tables below ``root``.
+    Without a session the local engine does it, of folders of this machine.
 
     ``since``: make no tables of days before this one, and open no file that was closed before it.
 
@@ -280,8 +279,9 @@ def _tables(
         of_both = silver.corrected(silver.runs(both), off)
         histories = silver.histories(both, of_both, clock_error_us)
         here = silver.histories_of(histories, of_runs)
-        runs = job.write_rows("silver.runs", of_runs)
-        states = job.write_rows("silver.states", silver.states(here))
+        job.write_rows("silver.runs", of_runs)
+        states = list(silver.states(here))
+        job.write_rows("silver.states", states)
         requests = _requests(job, records, of_runs, clock_error_us)
         all_requests, all_records = requests, records
         if job.older is not None:
@@ -289,10 +289,8 @@ def _tables(
             all_records = records.joined(job.older)
         seen = incidents.seen(all_requests, histories)
         of_processes = process_findings(facts, of_runs, here, clock_error_us)
-        further = _durables(job, records, runs, states, clock_error_us)
-        job.make("gold.audit", audit(requests, of_runs), of_processes)
-        for frame in further:
-            job.writer.add(_clamped(frame, job.scope), "gold.audit")
+        further = _durables(job, records, of_runs, states, clock_error_us)
+        job.make("gold.audit", audit(requests, of_runs), *further, rows=of_processes)
         job.tell("counting what incidents touched")
         rows = _incidents(job, seen, incidents.counts(seen, all_records, of_both, all_requests))
         pending.result()
@@ -395,8 +393,8 @@ def _summary(job: _Job, manifest: Manifest, since: dt.date | None, read: int) ->
         rejected=added("rejected"),
         incidents=added("incidents"),
         findings=added("findings"),
-        engine="local" if is_local(job.spark) else "spark",
-        version=version_of(job.spark),
+        engine="local" if job.spark is None else "spark",
+        version=f"DuckDB {duckdb.__version__}" if job.spark is None else f"Spark {job.spark.version}",
         steps=job.took(),
         took_s=time.monotonic() - job.began,
     )
@@ -482,10 +480,6 @@ def _sorted_out(
     """
     writer = job.writer
     read = job.stored(lines, SHAPE)
-
-    def parsed() -> DataFrame:
-        return read.frame.withColumn("journal", bronze.journal())
-
     job.tell("looking for files that came twice or lost their end")
     ranges = copies.ranges(read)
     _note_times(job, ranges)
@@ -496,12 +490,8 @@ def _sorted_out(
         pairs |= {file.pair for file in came}
     if pairs:
         job.tell(f"leaving out what came twice of {', '.join(sorted(pairs))}")
-        once = copies.once(parsed(), ranges, pairs)
-        if old is not None:
-            once = once.join(old.select(*copies.KEY), [*copies.KEY], "left_anti")
-        again = writer.write(
-            once.select(*RECORDS.names, "journal"), "bronze.records", by=("topic", "journal")
-        )
+        once = copies.once(read, ranges, pairs, old)
+        again = writer.write(once, "bronze.records", by=("topic", "journal"))
         came = [*(file for file in came if file.pair not in pairs), *again]
         left = copies.kept(job.stored(came))
     files = list(copies.files(ranges, new, left))
@@ -514,8 +504,7 @@ def _sorted_out(
     if any(file.topic == REJECTED for file in lines):
         job.tell("writing bronze.rejected")
         wholly = [row["file"] for row in files if row["state"] == "duplicate"]
-        rejected = bronze.rejected(parsed().where(~F.col("file").isin(wholly)))
-        rejected = rejected.withColumn("journal", bronze.journal())
+        rejected = bronze.rejected(read, wholly)
         tables["bronze.rejected"] = writer.write(rejected, "bronze.rejected", by=("journal",))
     return {
         name: [file for file in of_table if file.day >= writer.horizon] for name, of_table in tables.items()
@@ -534,7 +523,7 @@ def _note_times(job: _Job, ranges: Rows) -> None:
         job.until_us[pair] = max(row["last_at_us"], job.until_us.get(pair, known_us))
 
 
-def _overlapping(job: _Job, ranges: Rows, came: Sequence[File], known: Sequence[File]) -> DataFrame | None:
+def _overlapping(job: _Job, ranges: Rows, came: Sequence[File], known: Sequence[File]) -> Stored | None:
     """The known records of runs of which a new file has records with numbers among theirs; None: no such run.
 
     A record that comes again is of the same day.
@@ -553,7 +542,8 @@ def _overlapping(job: _Job, ranges: Rows, came: Sequence[File], known: Sequence[
         and row["first_seq"] <= of_run[row["boot"]][1]
         and row["last_seq"] >= of_run[row["boot"]][0]
     }
-    return old.frame.where(F.col("boot").isin(sorted(boots))) if boots else None
+    is_of = f"boot IN ({', '.join(map(text, sorted(boots)))})"
+    return old.take(*RECORDS.names, where=is_of) if boots else None
 
 
 _NUMBERS = "SELECT boot, min(least) AS least, max(most) AS most FROM rows GROUP BY boot"
@@ -583,8 +573,7 @@ def _with_right_clocks(
         sources[silver.clock_of(run)][run["source"]] += 1
     of_several = "requests" in job.topics and job.topics & {"calls", "executions"}
     if of_several and len(sources) > 1:
-        found = collected(silver.links(records, runs).limit(_LINKS_MAX))
-        links += [clocks.Link(**row) for row in found]
+        links += [clocks.Link(**row) for row in silver.links(records, runs).collected()]
     nodes = [clock for clock, counts in sources.items() if counts["broker"]]
     others = {clock: counts["client"] + counts["worker"] for clock, counts in sources.items()}
     off = clocks.wrong(sorted(links), nodes, others)
@@ -613,18 +602,13 @@ def _requests(job: _Job, records: Stored, runs: Rows, clock_error_us: int) -> St
     return job.make("silver.requests", found, condition=store.within(job.scope) if job.margin else "true")
 
 
-def _durables(
-    job: _Job, records: Stored, runs: Stored, states: Stored, clock_error_us: int
-) -> list[DataFrame]:
+def _durables(job: _Job, records: Stored, runs: Rows, states: Rows, clock_error_us: int) -> list[Made]:
     """Write the table of durable requests; what the audit has to say of them, if there are any."""
     if "durables" not in job.topics:
         job.write_rows("silver.durables", ())
         return []
-    job.tell("writing silver.durables")
-    found = silver.durables(records.frame, runs.frame)
-    job.writer.replace(_clamped(found, job.scope), "silver.durables", job.scope)
-    durables = job.read("silver.durables")
-    return [durable_findings(durables.frame, records.frame, runs.frame, states.frame, clock_error_us)]
+    durables = job.make("silver.durables", silver.durables(records, runs))
+    return [durable_findings(durables, records, runs, states, clock_error_us)]
 
 
 def _days_of(scope: frozenset[Part]) -> dict[str, tuple[dt.date, dt.date]]:
@@ -635,21 +619,8 @@ def _days_of(scope: frozenset[Part]) -> dict[str, tuple[dt.date, dt.date]]:
     return {pair: (min(days), max(days)) for pair, days in days_of.items()}
 
 
-def _clamped(frame: DataFrame, scope: frozenset[Part]) -> DataFrame:
-    """What the timeline puts before or after the days of the input is put into the first or the last of them.
-
-    A row of another day would replace all that another job wrote for that day.
-    """
-    # One CASE with a branch for each pair: one in the other, a hundred are too deep for a plan.
-    clamped = F.when(F.lit(False), F.col("day"))
-    for pair, (first, last) in _days_of(scope).items():
-        in_range = F.greatest(F.least(F.col("day"), F.lit(last)), F.lit(first))
-        clamped = clamped.when(F.col("pair") == pair, in_range)
-    return frame.withColumn("day", clamped.otherwise(F.col("day")))
-
-
 def _rows_clamped(rows: Iterable[Row], scope: frozenset[Part]) -> Iterator[Row]:
-    """The same of rows."""
+    """Puts what the timeline has before or after the days of the input into the first or the last of them."""
     days_of = _days_of(scope)
     for row in rows:
         first, last = days_of.get(row["pair"], (row["day"], row["day"]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
 from typing import Any
 
 import pyarrow as pa
@@ -25,36 +24,12 @@ Row = Mapping[str, Any]
 Rows = Sequence[Row]
 
 
-def together(*frames: DataFrame) -> DataFrame:
-    """The rows of all frames; a column that one lacks is null there, and has its type."""
-    types = {field.name: field.dataType for frame in frames for field in frame.schema.fields}
-    whole = (
-        frame.select(
-            *(
-                F.col(name) if name in frame.columns else F.lit(None).cast(of_type).alias(name)
-                for name, of_type in types.items()
-            )
-        )
-        for frame in frames
-    )
-    return reduce(DataFrame.unionByName, whole)
-
-
-def collected(frame: DataFrame) -> Rows:
-    """The rows of a frame that has few."""
-    rows: list[dict[str, Any]] = frame.toArrow().to_pylist()
-    return rows
-
-
 def read_files(spark: SparkSession, files: Iterable[str], shape: StructType) -> DataFrame:
-    """Files of a table as one frame, by the engine."""
+    """Files of a table as one frame."""
     found = [literal(file) for file in files]
-    return spark.read.schema(shape).parquet(*found) if found else nothing(spark, shape)
-
-
-def nothing(spark: SparkSession, shape: StructType) -> DataFrame:
-    """No row, with these columns; made without Python on the executors."""
-    return spark.range(0).select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in shape))
+    # Without a file it is made without Python on the executors.
+    empty = (F.lit(None).cast(field.dataType).alias(field.name) for field in shape)
+    return spark.read.schema(shape).parquet(*found) if found else spark.range(0).select(*empty)
 
 
 def by_pair(rows: Iterable[Row]) -> dict[str, list[Row]]:

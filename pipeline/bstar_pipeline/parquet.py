@@ -25,20 +25,16 @@ _OPEN_MAX = 64
 
 
 def write(
-    found: Iterable[tuple[str, pa.RecordBatch]],
-    shape: pa.Schema,
-    folder: Path,
-    below: str,
-    *,
-    by: Sequence[str] = (),
+    found: Iterable[pa.RecordBatch], shape: pa.Schema, folder: Path, below: str, *, by: Sequence[str] = ()
 ) -> list[File]:
-    """Write rows in these columns to files ``below`` the folder of all tables, one or more for each day, pair
-    and journal. ``found``: rows, each batch with its ``File.journal``. ``by``: "topic" parts files further.
+    """Write rows in these columns to files ``below`` the folder of all tables, one or more for each day and
+    pair. ``by``: "topic" or "journal", columns that part files further; no file has the second.
     """
     waiting: defaultdict[File, list[pa.RecordBatch]] = defaultdict(list)
     out: dict[File, pq.ParquetWriter] = {}
     files: list[File] = []
     count = 0
+    shape = pa.schema([field for field in shape if field.name != "journal"])
     indexed = [name for name in shape.names if name not in DISTINCT]
     (folder / below).mkdir(parents=True, exist_ok=True)
 
@@ -48,7 +44,7 @@ def write(
                 name = f"{key.topic or 'rows'}-{secrets.token_hex(8)}.parquet"
                 files.append(key._replace(path=f"{below}/{name}"))
                 out[key] = pq.ParquetWriter(folder / files[-1].path, shape, use_dictionary=indexed)
-            out[key].write_table(pa.Table.from_batches(parts))
+            out[key].write_table(pa.Table.from_batches(parts).select(shape.names))
         waiting.clear()
 
     def close() -> None:
@@ -57,9 +53,9 @@ def write(
         out.clear()
 
     try:
-        for journal, batch in found:
+        for batch in found:
             for key, part in _parted(batch, ("day", "pair", *by)):
-                waiting[key._replace(journal=journal)].append(part)
+                waiting[key].append(part)
             count += batch.num_rows
             if count >= _WAITING_MAX:
                 flush()

@@ -1,13 +1,13 @@
 """Tables that are defined once, in DuckDB's SQL, and made partition by partition.
 
 ``Stored`` are rows that lie in files of tables; ``queried`` is what a query makes of them. Rows of equal keys
-come to one partition, and DuckDB makes the table's rows of it: on Spark in Python on its executors, in the
-local engine in this process. A plan is a list of files, a shuffle and a step or two of Python, whatever the
-query.
+come to one partition, and DuckDB makes the table's rows of it: on Spark in Python on its executors. Without a
+session of Spark the local engine does it: there is one partition, in this process. A plan of Spark is a list
+of files, a shuffle and a step or two of Python, whatever the query.
 
 Where tables are in a folder, DuckDB reads their files, and Python writes those of new ones: rows come through
-an engine only where it shuffles them. From other storage the engine reads, and there it writes. DuckDB spills
-to disk what does not fit in its memory.
+Spark only where it shuffles them. From other storage Spark reads, and there it writes. DuckDB spills to disk
+what does not fit in its memory.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import glob
 import secrets
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from itertools import chain
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from bstar_pipeline import parquet
 from bstar_pipeline.commits import File
-from bstar_pipeline.pair_rows import Rows, collected, frame_of, read_files
+from bstar_pipeline.pair_rows import Rows, frame_of, read_files
 
 # ruff: noqa: S608 - all that is put into queries are constants, and names of files
 
@@ -68,7 +69,7 @@ class _Choice(NamedTuple):
         return f"SELECT {', '.join(map(_quoted, self.columns))} FROM ({rows}) WHERE {self.condition}"
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The same as the engine reads it."""
+        """The same as Spark reads it."""
         names = (_quoted(column).replace('"', "`") for column in self.columns)
         rows = read_files(spark, self.files, self.shape).where(self.condition.replace('"', "`"))
         return rows.selectExpr(*names)
@@ -100,7 +101,7 @@ _SQL_TYPES = {
 class Stored:
     """Rows in files of tables. ``is_here``: executors reach them by their paths."""
 
-    spark: SparkSession
+    spark: SparkSession | None
     choices: tuple[_Choice, ...]
     is_here: bool
 
@@ -118,22 +119,24 @@ class Stored:
 
     @property
     def frame(self) -> DataFrame:
-        """The rows as the engine reads them."""
-        frames = (each.frame(self.spark) for each in self.choices)
+        """The rows as Spark reads them."""
+        assert self.spark is not None, "the local engine has no frames"
+        spark = self.spark
+        frames = (each.frame(spark) for each in self.choices)
         return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), frames)
 
     @property
-    def files(self) -> DataFrame:
+    def files(self) -> list[dict[str, Any]]:
         """A row for each file. Those of one topic are not side by side: each partition has some of all."""
         found = [
             {"choice": number, "path": path}
             for number, choice in enumerate(self.choices)
             for path in choice.files
         ]
-        return frame_of(self.spark, sorted(found, key=lambda row: str(row["path"])[::-1]), _PLACE)
+        return sorted(found, key=lambda row: str(row["path"])[::-1])
 
 
-def stored(spark: SparkSession, files: Iterable[str], shape: StructType, *, is_here: bool) -> Stored:
+def stored(spark: SparkSession | None, files: Iterable[str], shape: StructType, *, is_here: bool) -> Stored:
     """All rows of these files."""
     return Stored(spark, (_Choice(tuple(files), shape, tuple(shape.names)),), is_here)
 
@@ -159,11 +162,10 @@ class _Query:
             yield from _as(made, found)
 
     def written(
-        self, made: pa.Schema, folder: Path, below: str, batches: Iterable[pa.RecordBatch]
+        self, made: pa.Schema, folder: Path, below: str, by: Sequence[str], batches: Iterable[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         """The files to which that was written."""
-        rows = (("", batch) for batch in self.rows(made, batches))
-        yield from parquet.rows_of(parquet.write(rows, made, folder, below))
+        yield from parquet.rows_of(parquet.write(self.rows(made, batches), made, folder, below, by=by))
 
     @contextmanager
     def _found(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatchReader]:
@@ -216,17 +218,36 @@ def _of_files(choices: Sequence[_Choice], batches: Iterable[pa.RecordBatch]) -> 
 
 
 @dataclass(frozen=True, slots=True)
+class _Here:
+    """The partition of the local engine."""
+
+    batches: Callable[[], Iterable[pa.RecordBatch]]
+
+
+@dataclass(frozen=True, slots=True)
 class Made:
     """What a query finds in each partition of ``rows``, in the columns of ``shape``."""
 
-    rows: DataFrame
+    rows: DataFrame | _Here
     query: _Query
     shape: StructType
 
     @property
     def frame(self) -> DataFrame:
-        """It as a frame."""
+        """It as a frame of Spark."""
+        assert not isinstance(self.rows, _Here), "the local engine has no frames"
         return self.rows.mapInArrow(partial(self.query.rows, _arrow(self.shape)), self.shape)
+
+    def batches(self) -> Iterable[pa.RecordBatch]:
+        """It in this process."""
+        if isinstance(self.rows, _Here):
+            return self.query.rows(_arrow(self.shape), self.rows.batches())
+        batches: list[pa.RecordBatch] = self.frame.toArrow().to_batches()
+        return batches
+
+    def collected(self) -> Rows:
+        """Its rows, if they are few."""
+        return [row for batch in self.batches() for row in batch.to_pylist()]
 
     def changed(self, condition: str, **columns: str) -> Made:
         """The rows for which the condition holds, with other expressions for columns."""
@@ -235,20 +256,24 @@ class Made:
         query = f"SELECT * REPLACE ({others}) FROM ({self.query.text}) AS made({names}) WHERE {condition}"
         return replace(self, query=replace(self.query, text=query))
 
-    def write(self, folder: Path, below: str) -> list[File]:
-        """Write it to files ``below`` the folder of all tables, by day and pair."""
-        write = partial(self.query.written, _arrow(self.shape), folder, below)
-        return [File(**row) for row in collected(self.rows.mapInArrow(write, parquet.WRITTEN))]
+    def write(self, folder: Path, below: str, by: Sequence[str] = ()) -> list[File]:
+        """Write it to files ``below`` the folder of all tables, as ``parquet.write`` says."""
+        write = partial(self.query.written, _arrow(self.shape), folder, below, by)
+        if isinstance(self.rows, _Here):
+            written = write(self.rows.batches())
+        else:
+            written = self.rows.mapInArrow(write, parquet.WRITTEN).toArrow().to_batches()
+        return [File(**row) for batch in written for row in batch.to_pylist()]
 
     def summed(self, query: str) -> Rows:
         """What a query makes, here, of all its rows; those are few."""
         whole = _Query(query, _arrow(self.shape))
-        found = whole.rows(whole.shape(), self.frame.toArrow().to_batches())
+        found = whole.rows(whole.shape(), self.batches())
         return [row for batch in found for row in batch.to_pylist()]
 
 
 def queried(
-    rows: Stored | DataFrame,
+    rows: Stored | Made | Sequence[Made],
     keys: Sequence[str],
     query: str,
     shape: StructType | None = None,
@@ -262,21 +287,35 @@ def queried(
     ``tables``: small ones that the query joins, by name. ``values``: its parameters. Its columns are in the
     order of ``shape``; without one they are as the query has them. It may name ``rows`` once.
     """
-    if isinstance(rows, Stored) and not rows.is_here:
-        rows = rows.frame
+    source: DataFrame | _Here
     if isinstance(rows, Stored):
-        asked = _Query(query, None, rows.choices, tables, values)
-        if keys:
-            every = _Query("FROM rows", None, rows.choices)
-            asked = replace(asked, given=every.shape(), choices=())
-            source = Made(rows.files, every, from_arrow_schema(every.shape())).frame
+        if rows.spark is None:
+            asked, source = _Query(query, None, rows.choices, tables, values), _Here(partial(_places, rows))
+        elif not rows.is_here:
+            source = rows.frame
+            asked = _Query(query, _arrow(source.schema), (), tables, values)
         else:
-            source = rows.files
+            asked = _Query(query, None, rows.choices, tables, values)
+            source = frame_of(rows.spark, rows.files, _PLACE)
+            if keys:
+                every = _Query("FROM rows", None, rows.choices)
+                asked = replace(asked, given=every.shape(), choices=())
+                source = Made(source, every, from_arrow_schema(every.shape())).frame
     else:
-        asked = _Query(query, _arrow(rows.schema), (), tables, values)
-        source = rows
-    made = shape or from_arrow_schema(asked.shape())
-    return Made(source.repartition(*keys) if keys else source, asked, made)
+        parts = [rows] if isinstance(rows, Made) else rows
+        asked = _Query(query, _arrow(parts[0].shape), (), tables, values)
+        if isinstance(parts[0].rows, _Here):
+            source = _Here(lambda: chain.from_iterable(part.batches() for part in parts))
+        else:
+            source = reduce(DataFrame.unionByName, (part.frame for part in parts))
+    if keys and not isinstance(source, _Here):
+        source = source.repartition(*keys)
+    return Made(source, asked, shape or from_arrow_schema(asked.shape()))
+
+
+def _places(rows: Stored) -> list[pa.RecordBatch]:
+    batches: list[pa.RecordBatch] = pa.Table.from_pylist(rows.files, _arrow(_PLACE)).to_batches()
+    return batches
 
 
 def _arrow(shape: StructType) -> pa.Schema:

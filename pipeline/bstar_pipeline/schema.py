@@ -11,8 +11,6 @@ import typing
 from typing import Literal, Union
 
 import msgspec
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - the common name
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -135,18 +133,6 @@ def table_schema(name: str) -> StructType:
         several = [field for field in LINE.fields if field.name not in known]
         fields += [StructField(column, _DDL[kind])] if kind else several
     return StructType(fields)
-
-
-def shaped(frame: DataFrame, name: str) -> DataFrame:
-    """``frame`` in the columns and types of a table; a column that it lacks is null."""
-    return frame.select(
-        *(
-            (F.col(field.name) if field.name in frame.columns else F.lit(None))
-            .cast(field.dataType)
-            .alias(field.name)
-            for field in table_schema(name)
-        )
-    )
 
 
 RECORDS = table_schema("bronze.records")

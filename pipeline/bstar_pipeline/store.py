@@ -1,4 +1,4 @@
-"""The tables on disk, as the engines read and write them: Parquet files that a run's manifest names.
+"""The tables on disk, as both engines read and write them: Parquet files that a run's manifest names.
 
 ``Writer`` is a run that writes. Each table goes to the run's own folder, one or more files for each day and
 pair; ``day`` and ``pair`` are columns of the files, so a list of files is all that a reader needs. What
@@ -23,13 +23,13 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the common name
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructType
 
 from bstar.errors import ConfigurationError
-from bstar_pipeline import commits, engine, partitions
+from bstar_pipeline import commits, partitions
 from bstar_pipeline.commits import File, Folder, Manifest, Part, Snapshot, Store
-from bstar_pipeline.pair_rows import Row, read_files
-from bstar_pipeline.partitions import Made, Stored, text
+from bstar_pipeline.pair_rows import Row
+from bstar_pipeline.partitions import Made, Stored, queried, text
 from bstar_pipeline.schema import DISTINCT, table_schema
 from bstar_pipeline.tables import TABLES
 
@@ -39,12 +39,12 @@ _ROW_GROUP_BYTES = 32 * 1024 * 1024
 _OF_FOLDER = "of_"
 
 
-def open_store(spark: SparkSession, root: str) -> Store:
+def open_store(spark: SparkSession | None, root: str) -> Store:
     """The storage of a root. Raises ConfigurationError if this session cannot reach it."""
     folder = commits.folder_named(root)
     if folder is not None:
         return Folder(folder)
-    if engine.is_local(spark):
+    if spark is None:
         raise ConfigurationError(f"the local engine reads and writes folders of this machine, not {root}")
     if not hasattr(spark, "_jvm"):
         raise ConfigurationError(
@@ -54,26 +54,21 @@ def open_store(spark: SparkSession, root: str) -> Store:
     return _Hadoop(spark, root)
 
 
-def snapshot(spark: SparkSession, root: str) -> Snapshot:
+def snapshot(spark: SparkSession | None, root: str) -> Snapshot:
     """The tables of the current run. Raises ConfigurationError if there are no tables."""
     return commits.open_snapshot(open_store(spark, root), root)
 
 
-def read(
-    spark: SparkSession, tables: Snapshot, name: str, parts: Collection[Part] | None = None
-) -> DataFrame:
-    """A table of a run, or its rows of ``parts``. Raises ConfigurationError if it was never written."""
-    if not tables.has(name):
-        raise ConfigurationError(f"no table {name} below {tables.root}: `bstar pipeline run` makes it")
-    return read_files(spark, tables.files(name, parts), table_schema(name))
-
-
-def stored(spark: SparkSession, tables: Snapshot, name: str, parts: Collection[Part] | None = None) -> Stored:
-    """The same for queries of DuckDB; no row if the table was never written."""
+def stored(
+    spark: SparkSession | None, tables: Snapshot, name: str, parts: Collection[Part] | None = None
+) -> Stored:
+    """A table of a run, or its rows of ``parts``; no row if it was never written."""
     return stored_files(spark, tables, tables.files(name, parts), table_schema(name))
 
 
-def stored_files(spark: SparkSession, tables: Snapshot, files: Iterable[str], shape: StructType) -> Stored:
+def stored_files(
+    spark: SparkSession | None, tables: Snapshot, files: Iterable[str], shape: StructType
+) -> Stored:
     """These files of tables."""
     is_here = commits.folder_named(tables.root) is not None
     return partitions.stored(spark, map(_path_of, files) if is_here else files, shape, is_here=is_here)
@@ -121,8 +116,8 @@ def _day(day: dt.date) -> str:
 class Writer:
     """A run that writes. ``before`` are the tables that are there; ``commit`` replaces them."""
 
-    def __init__(self, spark: SparkSession, store: Store, root: str) -> None:
-        self.spark, self.root = spark, root.rstrip("/")
+    def __init__(self, store: Store, root: str) -> None:
+        self.root = root.rstrip("/")
         self.before = commits.current(store, root) or commits.NOTHING
         self.past = Snapshot(self.root, self.before)
         self.run = commits.new_run(dt.datetime.now(dt.UTC))
@@ -131,24 +126,29 @@ class Writer:
         self.is_committing = False
         self.horizon = self.before.horizon
 
-    def write(self, frame: DataFrame, name: str, *, by: Sequence[str] = (), folder: str = "") -> list[File]:
-        """Write rows to files of this run, which no table has yet.
+    def write(self, made: Made, name: str, *, by: Sequence[str] = (), folder: str = "") -> list[File]:
+        """Write rows to files of this run, which no table has yet; executors do if they reach the folder.
 
         ``by``: "topic" or "journal", columns that part files further. ``folder``: where, if it is not the
         table's own.
         """
-        keys = ("day", "pair", *by)
         below = f"{commits.folder_of(self.run)}/{folder or TABLES[name].path}"
+        root = commits.folder_named(self.root)
+        if root is None:
+            return self.write_frame(made.frame, below, by)
+        return made.write(root.resolve(), below, by)
+
+    def write_frame(self, frame: DataFrame, below: str, by: Sequence[str]) -> list[File]:
+        """The same by Spark, to a folder below the root."""
+        keys = ("day", "pair", *by)
         copies = (F.col(key).alias(_OF_FOLDER + key) for key in keys)
         rows = frame.select("*", *copies).write.partitionBy(*(_OF_FOLDER + key for key in keys))
-        if not engine.is_local(self.spark):
-            rows = rows.option("parquet.block.size", _ROW_GROUP_BYTES).options(
-                **{f"parquet.enable.dictionary#{column}": "false" for column in DISTINCT}
-            )
-        rows.parquet(f"{self.root}/{below}")
+        rows.option("parquet.block.size", _ROW_GROUP_BYTES).options(
+            **{f"parquet.enable.dictionary#{column}": "false" for column in DISTINCT}
+        ).parquet(f"{self.root}/{below}")
         files = []
         for path in self._store.files(below):
-            # Engines spell what a file system might not take as %XX.
+            # Spark spells what a file system might not take as %XX.
             found = {
                 key: unquote(value) for key, value in re.findall(rf"/{_OF_FOLDER}([a-z]+)=([^/]*)", path)
             }
@@ -190,27 +190,13 @@ class Writer:
         """Make these the files of a table."""
         self._tables[name] = sorted(files)
 
-    def replace(self, frame: DataFrame, name: str, parts: Collection[Part], more: Iterable[Row] = ()) -> None:
+    def make(self, name: str, parts: Collection[Part], *mades: Made, more: Iterable[Row] = ()) -> None:
         """Write a table anew for ``parts``, and ``more`` rows; other days and pairs stay as they are."""
-        check(frame, name)
-        rows = frame.select(*table_schema(name).names)
-        # In this order: engines write to a folder that is not there yet.
-        self.keep(name, [*self.carried(name, parts), *self.write(rows, name), *self.write_rows(more, name)])
-
-    def make(self, made: Made, name: str, parts: Collection[Part], more: Iterable[Row] = ()) -> None:
-        """The same of what a query makes of rows, where the executors write if they reach the folder."""
-        assert made.shape == table_schema(name), f"not the columns of {name}: {made.shape}"
-        folder = commits.folder_named(self.root)
-        if folder is None:
-            files = self.write(made.frame, name)
-        else:
-            below = f"{commits.folder_of(self.run)}/{TABLES[name].path}"
-            files = made.write(folder.resolve(), below)
-        self.keep(name, [*self.carried(name, parts), *files, *self.write_rows(more, name)])
-
-    def add(self, frame: DataFrame, name: str) -> None:
-        """More rows of a table that this run has written."""
-        self.keep(name, [*self.files_of(name), *self.write(frame, name, folder=f"{TABLES[name].path}/more")])
+        files = self.carried(name, parts)
+        for number, made in enumerate(mades):
+            assert made.shape == table_schema(name), f"not the columns of {name}: {made.shape}"
+            files += self.write(made, name, folder=f"{TABLES[name].path}/{number}")
+        self.keep(name, [*files, *self.write_rows(more, name)])
 
     def files_of(self, name: str) -> list[File]:
         """The files of a table, as they will be."""
@@ -245,11 +231,11 @@ class Writer:
 
 
 @contextmanager
-def writing(spark: SparkSession, root: str) -> Iterator[Writer]:
+def writing(spark: SparkSession | None, root: str) -> Iterator[Writer]:
     """A run that may write below ``root``. Raises ConfigurationError if another one does."""
     store = open_store(spark, root)
     with store.locked():
-        writer = Writer(spark, store, root)
+        writer = Writer(store, root)
         try:
             yield writer
         except BaseException:
@@ -259,7 +245,7 @@ def writing(spark: SparkSession, root: str) -> Iterator[Writer]:
             raise
 
 
-def compact(spark: SparkSession, root: str) -> int:
+def compact(spark: SparkSession | None, root: str) -> int:
     """Put the files of a table that are of one day and pair together. Returns how many files those were."""
     with writing(spark, root) as writer:
         merged = 0
@@ -272,9 +258,11 @@ def compact(spark: SparkSession, root: str) -> int:
                 if len(of_group) == 1:
                     kept += of_group
                     continue
-                rows = read_files(spark, map(writer.past.path, of_group), table_schema(name)).coalesce(1)
-                folder = f"{TABLES[name].path}/{merged}"
-                written = writer.write(rows, name, folder=folder)
+                shape = table_schema(name)
+                rows = stored_files(spark, writer.past, map(writer.past.path, of_group), shape)
+                # All have these keys, so one partition has them.
+                whole = queried(rows, ("day", "pair"), "FROM rows", shape)
+                written = writer.write(whole, name, folder=f"{TABLES[name].path}/{merged}")
                 kept += [group._replace(path=file.path) for file in written]
                 merged += len(of_group)
             writer.keep(name, kept)
@@ -283,7 +271,7 @@ def compact(spark: SparkSession, root: str) -> int:
     return merged
 
 
-def retain(spark: SparkSession, root: str, since: dt.date) -> int:
+def retain(spark: SparkSession | None, root: str, since: dt.date) -> int:
     """Take the days before ``since`` out of all tables. Returns how many days and pairs those were.
 
     The manifest keeps ``since``, so no later run brings them back.
@@ -313,25 +301,6 @@ def sweep(store: Store, root: str, keep: dt.timedelta = commits.KEEP) -> int:
     gone = commits.obsolete(store.files(commits.RUNS), manifests, newest.run, now, keep)
     store.remove(gone)
     return len(gone)
-
-
-def check(frame: DataFrame, name: str) -> None:
-    """Check that the frame has the table's columns. Whether they may be null does not matter."""
-    wanted = {field.name: field.dataType for field in table_schema(name).fields}
-    found = {field.name: _nullable(field).dataType for field in frame.schema.fields}
-    wrong = [
-        f"{column}: {found.get(column, 'missing')}, the table has {wanted.get(column, 'no such column')}"
-        for column in {**wanted, **found}
-        if found.get(column) != wanted.get(column)
-    ]
-    assert not wrong, f"not the columns of {name}: " + "; ".join(wrong)
-
-
-def _nullable(field: StructField) -> StructField:
-    text = field.jsonValue()
-    if isinstance(text["type"], dict) and "containsNull" in text["type"]:
-        text["type"] = {**text["type"], "containsNull": True}
-    return StructField.fromJson({**text, "nullable": True})
 
 
 class _Hadoop:

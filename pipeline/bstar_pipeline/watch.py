@@ -11,26 +11,44 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
-from pyspark.sql import DataFrame, SparkSession, Window
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import SparkSession
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline import job, store
 from bstar_pipeline.commits import NOTHING, Part, Snapshot, current
 from bstar_pipeline.job import Summary
-from bstar_pipeline.pair_rows import collected, read_files, together
-from bstar_pipeline.schema import table_schema
+from bstar_pipeline.partitions import queried
 from bstar_pipeline.slo import Objectives
 from bstar_pipeline.tables import utc
 
 NEWS_MAX = 50
 """Of one run, the lines beneath it."""
 
+# ruff: noqa: S608 - all that is put into queries are constants
 _BURNS = "burns its error budget %.1f times too fast (5 min), %.1f (1 h), %.1f (6 h)"
+_INCIDENTS = "SELECT began_at_us AS at_us, kind, concat_ws('/', pair, node) AS who, cause AS text FROM rows"
+_VIOLATED = """
+SELECT coalesce(at_us, 0) AS at_us, 'violated ' || rule AS kind,
+    concat_ws('/', pair, node, service, client, number) AS who, text
+FROM rows WHERE verdict = 'violated'
+"""
+# An alert is news in its first minute.
+_ALERTS = f"""
+SELECT epoch_us(minute) AS at_us, alert || ' alert' AS kind, concat_ws('/', pair, service) AS who,
+    printf('{_BURNS}', burn_5m, burn_1h, burn_6h) AS text
+FROM rows QUALIFY alert IS NOT NULL
+    AND alert IS DISTINCT FROM lag(alert) OVER (PARTITION BY pair, service ORDER BY minute)
+"""
+# Of each table: what brings its rows together, and the news in it.
+_NEWS: dict[str, tuple[tuple[str, ...], str]] = {
+    "gold.incidents": ((), _INCIDENTS),
+    "gold.audit": ((), _VIOLATED),
+    "gold.objectives": (("pair", "service"), _ALERTS),
+}
 
 
 def watch(
-    spark: SparkSession,
+    spark: SparkSession | None,
     inputs: Sequence[str],
     root: str,
     *,
@@ -85,12 +103,16 @@ def stopped_by_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _now(spark: SparkSession, root: str) -> Snapshot:
+def _now(spark: SparkSession | None, root: str) -> Snapshot:
     return Snapshot(root, current(store.open_store(spark, root), root) or NOTHING)
 
 
 def _tell(
-    spark: SparkSession, summary: Summary, before: Snapshot, after: Snapshot, tell: Callable[[str], None]
+    spark: SparkSession | None,
+    summary: Summary,
+    before: Snapshot,
+    after: Snapshot,
+    tell: Callable[[str], None],
 ) -> None:
     counts = ", ".join(f"{number:,} {kind}" for kind, number in sorted(summary.incidents.items()))
     files = f"{summary.read:,} file{'' if summary.read == 1 else 's'}"
@@ -107,35 +129,12 @@ def _tell(
         tell(f"  and {len(news) - NEWS_MAX:,} more: bstar pipeline incidents and audit list all")
 
 
-def _news(spark: SparkSession, tables: Snapshot, parts: Sequence[Part]) -> dict[tuple[int, str, str], str]:
+def _news(
+    spark: SparkSession | None, tables: Snapshot, parts: Sequence[Part]
+) -> dict[tuple[int, str, str], str]:
     """Incidents, broken promises, and minutes in which an alert began: the sentence by when, kind and who."""
-
-    def table(name: str) -> DataFrame:
-        return read_files(spark, tables.files(name, parts), table_schema(name))
-
-    def said(frame: DataFrame, at_us: str, kind: str, who: Sequence[str], text: str) -> DataFrame:
-        columns = {"at_us": at_us, "kind": kind, "who": f"concat_ws('/', {', '.join(who)})", "text": text}
-        return frame.select(*(F.expr(sql).alias(name) for name, sql in columns.items()))
-
-    # An alert is news in its first minute.
-    in_order = Window.partitionBy("pair", "service").orderBy("minute")
-    alerts = table("gold.objectives").withColumn("earlier", F.lag("alert").over(in_order))
-    burns = f"format_string('{_BURNS}', burn_5m, burn_1h, burn_6h)"
-    rows = together(
-        said(table("gold.incidents"), "began_at_us", "kind", ("pair", "node"), "cause"),
-        said(
-            table("gold.audit").where("verdict = 'violated'"),
-            "coalesce(at_us, 0L)",
-            "concat('violated ', rule)",
-            ("pair", "node", "service", "client", "number"),
-            "text",
-        ),
-        said(
-            alerts.where("alert IS NOT NULL AND NOT alert <=> earlier"),
-            "unix_micros(minute)",
-            "concat(alert, ' alert')",
-            ("pair", "service"),
-            burns,
-        ),
-    )
-    return {(row["at_us"], row["kind"], row["who"]): row["text"] for row in collected(rows)}
+    return {
+        (row["at_us"], row["kind"], row["who"]): row["text"]
+        for name, (keys, query) in _NEWS.items()
+        for row in queried(store.stored(spark, tables, name, parts), keys, query).collected()
+    }

@@ -10,8 +10,6 @@ import msgspec
 from bstar import records
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from bstar_pipeline.partitions import Stored
 
 BOOTS = {"primary": "a" * 32, "backup": "b" * 32}
@@ -52,21 +50,23 @@ def lines(of: Sequence[records.Base]) -> bytes:
     return b"".join(records.encode(record) + b"\n" for record in of)
 
 
-def stored_of(spark: "SparkSession", of: Sequence[records.Base], folder: Path) -> "Stored":
+def stored_of(of: Sequence[records.Base], folder: Path) -> "Stored":
     """As bronze has them, in files of ``folder``."""
-    from bstar_pipeline import partitions
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StringType, StructField, StructType
 
-    topics = {"request": "requests", "call": "calls", "execution": "executions"}
-    columns = {"kind": "STRING", "topic": "STRING"}
-    for kind in records.KINDS.values():
-        for field in msgspec.structs.fields(kind):
-            sort = {int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN", int | None: "BIGINT"}.get(field.type)
-            columns[field.name] = sort or "STRING"
+    from bstar_pipeline import partitions
+    from bstar_pipeline.schema import LINE, TOPICS
+
     rows = []
     for record in of:
-        tag = str(record.__struct_config__.tag)
-        told = {"kind": tag, "topic": topics.get(tag, "events")}
-        rows.append(tuple(told.get(name, getattr(record, name, None)) for name in columns))
-    frame = spark.createDataFrame(rows, ", ".join(f"`{name}` {sort}" for name, sort in columns.items()))
-    frame.write.parquet(str(folder))
-    return partitions.stored(spark, map(str, folder.glob("*.parquet")), frame.schema, is_here=True)
+        kind = str(record.__struct_config__.tag)
+        topic = TOPICS.get(kind, "events")
+        rows.append({**msgspec.structs.asdict(record), "kind": kind, "topic": topic})
+    shape = StructType([*LINE.fields, StructField("topic", StringType())])
+    folder.mkdir()
+    file = folder / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, to_arrow_schema(shape)), file)
+    return partitions.stored(None, [str(file)], shape, is_here=True)

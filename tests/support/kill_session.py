@@ -1,4 +1,4 @@
-"""A session of either engine, for a process that a test kills."""
+"""What either engine needs, for a process that a test kills."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,15 +9,13 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def session(engine: str) -> Iterator["SparkSession"]:
-    """ "local", or "spark" with the settings of the tests."""
-    from bstar_pipeline.engine import local_session
+def session(engine: str) -> Iterator["SparkSession | None"]:
+    """Of "local", or of "spark" with the settings of the tests."""
     from bstar_pipeline.session import open_session
     from support.spark_fixtures import SETTINGS
 
     if engine == "local":
-        with local_session("kill") as spark:
-            yield spark
+        yield None
         return
     spark = open_session("kill", master="local[2]", settings=SETTINGS)
     try:

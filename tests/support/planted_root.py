@@ -54,7 +54,6 @@ class PlantedRoot:
 def planted_root(tmp_path_factory: pytest.TempPathFactory) -> PlantedRoot:
     """Made when the first test asks for it."""
     from bstar_pipeline import job
-    from bstar_pipeline.engine import local_session
     from sim import journals as simulated
     from test_pipeline_incidents import SCENARIOS, break_everybodys_promises
     from test_pipeline_truth import plant
@@ -75,6 +74,5 @@ def planted_root(tmp_path_factory: pytest.TempPathFactory) -> PlantedRoot:
     # Some of the odd files are named twice.
     journals = [*map(str, folders.values()), str(odd), f"{odd}/*.open", str(by_hand)]
     root, progress = tmp_path_factory.mktemp("planted") / "tables", list[str]()
-    with local_session("planted") as session:
-        summary = job.run(session, [*journals, str(scenes)], str(root), progress=progress.append)
+    summary = job.run(None, [*journals, str(scenes)], str(root), progress=progress.append)
     return PlantedRoot(root, journals, odd, scenes, folders, truths, broken, summary, progress)

@@ -29,7 +29,7 @@ _TYPES = {
 def save(root: Path, name: str, rows: list[dict[str, Any]], *, lacks: frozenset[str] = frozenset()) -> None:
     """Commit one table as a run would, but in milliseconds; ``lacks``: columns that its files do not have."""
     table = TABLES[name]
-    columns = [*columns_of(table), ("day", "DATE"), ("pair", "STRING")]
+    columns = columns_of(table)
     schema = pa.schema([(column, _TYPES[kind]) for column, kind in columns if column not in lacks])
     store, files = commits.Folder(root), []
     before, run = (

@@ -1,8 +1,8 @@
-"""Sessions for tests of the pipeline: ``local`` of the local engine, ``spark`` of Spark.
+"""The Spark session for tests of the pipeline.
 
 What tables hold is tested on the local engine, in a tenth of the time; test_pipeline_incidents.py compares
-them with Spark's. There is one Spark session for all tests that ask for it: starting a JVM takes seconds. A
-machine without Java skips these tests and says so; with ``CI=true`` they fail.
+them with Spark's. There is one session for all tests that ask for it: starting a JVM takes seconds. A machine
+without Java skips these tests and says so; with ``CI=true`` they fail.
 """
 
 import os
@@ -56,15 +56,6 @@ def need_java() -> None:
         if os.environ.get("CI") == "true":
             pytest.fail(str(error))
         pytest.skip(str(error))
-
-
-@pytest.fixture(scope="module")
-def local() -> Iterator["SparkSession"]:
-    """A session of the local engine; no other is of use in the same module."""
-    from bstar_pipeline.engine import local_session
-
-    with local_session("bstar tests") as session:
-        yield session
 
 
 @pytest.fixture(scope="session")

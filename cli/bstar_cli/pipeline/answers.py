@@ -1,11 +1,10 @@
 """``bstar pipeline report``, ``audit``, ``incidents`` and ``objectives``: what the tables answer."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -23,9 +22,10 @@ from bstar_cli.pipeline.spark import (
     say,
 )
 from bstar_pipeline.amounts import of_tables
-from bstar_pipeline.report import asking
+from bstar_pipeline.report import asking, services
 from bstar_pipeline.report.asking import ASKED
 from bstar_pipeline.report.content import Column, Finding, Incident, Objective
+from bstar_pipeline.report.reading import Tables, open_tables
 from bstar_pipeline.report.words import (
     KINDS,
     alerts,
@@ -36,10 +36,7 @@ from bstar_pipeline.report.words import (
     promised,
     share,
 )
-
-if TYPE_CHECKING:
-    from bstar_pipeline.report.asking import Source
-    from bstar_pipeline.report.reading import Tables
+from bstar_pipeline.tables import TABLES
 
 _Item = TypeVar("_Item")
 _STYLES = {"violated": "bold red", "unproven": "yellow", "passed": "green", "empty": "yellow"}
@@ -94,30 +91,21 @@ _OBJECTIVES: tuple[Column[Objective], ...] = (
 
 @contextmanager
 def _tables(
-    what: str, spark: SparkOptions, root: str, selection: Selection
-) -> "Iterator[tuple[Tables, Callable[[str], None]]]":
-    """The tables that a question is about, and what tells people its progress."""
+    what: str,
+    spark: SparkOptions,
+    root: str,
+    selection: Selection,
+    names: Iterable[str] = TABLES,
+    *,
+    is_of_one_pair: bool = False,
+) -> Iterator[tuple[Tables, Callable[[str], None]]]:
+    """The tables that a question is about, and what tells people its progress. It reads ``names``."""
     keywords = selection.keywords()
-    with spark.session(what, lambda: of_tables(root)) as (session, tell):
-        from bstar_pipeline.report.reading import open_tables
-
-        yield open_tables(session, root, **keywords), tell
-
-
-@contextmanager
-def _asked(
-    what: str, spark: SparkOptions, root: str, selection: Selection
-) -> "Iterator[tuple[Source, Callable[[str], None]]]":
-    """What answers a question about the tables: DuckDB for a folder of this machine, Spark for all else."""
-    # What travels to a cluster brings no DuckDB.
-    if find_spec("duckdb") is None or spark.is_for_spark(lambda: of_tables(root, ASKED)):
-        with _tables(what, spark, root, selection) as asked:
-            yield asked
-        return
-    from bstar_pipeline.report.folder import open_folder
-
-    with open_folder(root, **selection.keywords()) as folder:
-        yield folder, lambda _: None
+    with (
+        spark.session(what, lambda: of_tables(root, names)) as (session, tell),
+        open_tables(session, root, **keywords, is_of_one_pair=is_of_one_pair) as tables,
+    ):
+        yield tables, tell
 
 
 def _print(
@@ -158,15 +146,13 @@ def report(
 
         bstar pipeline report s3a://ops/tables --pair orders --from 2026-11-21T02:00 --to 2026-11-21T04:00
     """
-    keywords = selection.keywords()
     folder = out.resolve().parent
     check_folder(folder, f"--out {out}: there is no folder {folder}")
-    with spark.session("report", lambda: of_tables(root)) as (session, tell):
+    with _tables("report", spark, root, selection, is_of_one_pair=True) as (tables, tell):
         from bstar_pipeline.report import collect
         from bstar_pipeline.report.page import render
-        from bstar_pipeline.report.reading import open_tables
 
-        content = collect(open_tables(session, root, **keywords, is_of_one_pair=True), tell)
+        content = collect(tables, tell)
         try:
             out.write_text(render(content, made_at_us=time.time_ns() // 1000), encoding="utf-8")
         except OSError as error:
@@ -214,7 +200,7 @@ def audit(
 
         bstar pipeline audit tables --json | jq -r 'select(.rule) | .text'
     """
-    with _asked("audit", spark, root, selection) as (asked, tell):
+    with _tables("audit", spark, root, selection, ASKED) as (asked, tell):
         tell("reading the audit")
         verdicts = asking.verdicts(asked)
         findings = asking.findings(asked, limit)
@@ -263,7 +249,7 @@ def incidents(
 
         bstar pipeline incidents tables --json | jq 'select(.outage_us > 1e6)'
     """
-    with _asked("incidents", spark, root, selection) as (asked, tell):
+    with _tables("incidents", spark, root, selection, ASKED) as (asked, tell):
         tell("reading the incidents")
         found = asking.incidents(asked, limit)
     _print(_INCIDENTS, found, as_json=as_json, is_dense=True)
@@ -289,8 +275,6 @@ def objectives(
         bstar pipeline objectives tables --from 2026-11-14 --to 2026-11-21 --json
     """
     with _tables("objectives", spark, root, selection) as (tables, tell):
-        from bstar_pipeline.report import services
-
         tell("adding up the minutes")
         found, _ = services.objectives(tables)
     _print(_OBJECTIVES, found, as_json=as_json)

@@ -9,9 +9,8 @@ import datetime as dt
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -19,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bstar.errors import ConfigurationError
+from bstar.errors import ConfigurationError, PipelineError
 from bstar_cli import exits
 from bstar_cli.options import refuse
 from bstar_cli.terminal import json_line, sentence
@@ -79,34 +78,37 @@ class SparkOptions:
     @contextmanager
     def session(
         self, what: str, amount: Callable[[], Amount | None]
-    ) -> Iterator[tuple[SparkSession, Callable[[str], None]]]:
-        """A session for one command, and what tells people its progress. Ctrl-C ends the command.
+    ) -> Iterator[tuple[SparkSession | None, Callable[[str], None]]]:
+        """A session for one command (None: the local engine), and what tells people its progress. Ctrl-C ends
+        the command.
 
         ``amount`` finds out how much the command reads; None if that is elsewhere.
         """
         settings = self._settings()
         with _progress("starting") as tell:
+            opened: AbstractContextManager[SparkSession | None]
             try:
-                is_for_spark = self.is_for_spark(amount)
-                from bstar_pipeline.console import local_session, session
+                if self.is_for_spark(amount):
+                    from bstar_pipeline.console import session
+
+                    found = amount()
+                    opened = session(
+                        f"bstar pipeline {what}",
+                        master=self.master,
+                        remote=self.remote,
+                        settings=settings,
+                        is_small=found is not None and found.is_little,
+                        jvm=None if found is None else found.jvm,
+                    )
+                else:
+                    import duckdb
+
+                    opened = _local(duckdb.Error)
             except ModuleNotFoundError as error:
                 given = missing_spark(error)
                 if given is None:
                     raise
                 raise given from error
-            name = f"bstar pipeline {what}"
-            if is_for_spark:
-                found = amount()
-                opened = session(
-                    name,
-                    master=self.master,
-                    remote=self.remote,
-                    settings=settings,
-                    is_small=found is not None and found.is_little,
-                    jvm=None if found is None else found.jvm,
-                )
-            else:
-                opened = local_session(name)
             try:
                 with opened as spark:
                     yield spark, tell
@@ -124,9 +126,6 @@ class SparkOptions:
     def is_for_spark(self, amount: Callable[[], Amount | None]) -> bool:
         """Whether Spark does it. What ``auto`` chooses, and why, goes to stderr."""
         if self.engine != "local" and self.is_chosen:
-            return True
-        if self.engine == "auto" and find_spec("pysail") is None:
-            say("engine: Spark, because the local one (pysail) is not installed")
             return True
         found = amount()
         if self.engine == "local":
@@ -170,7 +169,16 @@ _SPARKS = {"PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"}
 _WIDTH = 240
 NOTHING = "–"
 """A cell of a table about which there is nothing to tell."""
-_EXTRA = ("pyspark", "pysail", "py4j", "pyarrow", "pandas", "numpy", "grpc", "google", "zstandard", "jinja2")
+_EXTRA = ("pyspark", "duckdb", "py4j", "pyarrow", "pandas", "numpy", "grpc", "google", "zstandard", "jinja2")
+
+
+@contextmanager
+def _local(fault: type[Exception]) -> Iterator[None]:
+    """The local engine for the time of the block; what it cannot do is a PipelineError."""
+    try:
+        yield
+    except fault as error:
+        raise PipelineError(str(error)) from error
 
 
 def missing_spark(error: ModuleNotFoundError) -> ConfigurationError | None:

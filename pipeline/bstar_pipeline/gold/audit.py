@@ -80,9 +80,7 @@ def audit(requests: Stored, runs: Rows) -> Made:
     # Of most requests nothing is lacking.
     some = " OR ".join(f"({condition})" for _, condition, _ in _UNCOVERED)
     coverage = queried(requests.take(*_CARRIED, where=some), (), _COVERAGE)
-    return queried(
-        found.frame.unionByName(coverage.frame), ("pair", "rule"), _AUDIT, table_schema("gold.audit")
-    )
+    return queried([found, coverage], ("pair", "rule"), _AUDIT, table_schema("gold.audit"))
 
 
 # --- single requests ----------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def clients(records: Stored) -> Made:
     Records are added up where they lie; only sums are shuffled.
     """
     sums = queried(records.take(*_CARRIED, where="topic IN ('requests', 'calls')"), (), _SUMS)
-    return queried(sums.frame, ("pair", "day"), _CLIENTS, table_schema("gold.clients"))
+    return queried(sums, ("pair", "day"), _CLIENTS, table_schema("gold.clients"))
 
 
 def _counted(name: str, weight: str, counts: str = "minute") -> str:

@@ -7,135 +7,126 @@ counts then. So some that were acknowledged are not there. Which ones is unknown
 requests that are pending when the journals end are excused, because the store has them.
 """
 
-from functools import reduce
+# ruff: noqa: S608 - all that is put into queries are constants
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from collections import defaultdict
+
+import pyarrow as pa
 
 from bstar_pipeline.gold.history import CLOCK_ERROR_US
-from bstar_pipeline.schema import shaped
+from bstar_pipeline.pair_rows import Rows
+from bstar_pipeline.partitions import Made, Stored, queried
+from bstar_pipeline.schema import table_schema
 
 # What a node that was killed may not have written.
 _UNWRITTEN_US = 2_000_000
 _FOREVER = 1 << 62
 _COUNTED = ("pending", "answered", "dead", "cancelled")
+_OFFSET = pa.schema({"boot": pa.string(), "offset_us": pa.int64()})
+_STATED = pa.schema(
+    {
+        **dict.fromkeys(("pair", "node"), pa.string()),
+        **dict.fromkeys(("at_us", "entry", *_COUNTED, "doubt_us"), pa.int64()),
+    }
+)
 
 
 def durable_findings(
-    durables: DataFrame,
-    records: DataFrame,
-    runs: DataFrame,
-    states: DataFrame,
-    clock_error_us: int = CLOCK_ERROR_US,
-) -> DataFrame:
+    durables: Stored, records: Stored, runs: Rows, states: Rows, clock_error_us: int = CLOCK_ERROR_US
+) -> Made:
     """Rows of gold.audit, of ``silver.durables``, bronze records, ``silver.runs`` and ``silver.states``."""
-    parts = [_begun(durables, clock_error_us), _changed(durables), _lost(durables, records, runs, states)]
-    return reduce(DataFrame.unionByName, [shaped(part, "gold.audit") for part in parts])
-
-
-def _begun(durables: DataFrame, clock_error_us: int) -> DataFrame:
-    late_us = F.col("given_at_us") - F.col("stopped_at_us")
-    text = F.format_string(
-        "given to a worker %.1f ms after its cancel or close was stored (submission %d)",
-        late_us / 1000,
-        "submission",
-    )
-    return durables.where(late_us > clock_error_us).select(
-        "*",
-        F.lit("begun-after-end").alias("rule"),
-        F.lit("violated").alias("verdict"),
-        F.col("given_at_us").alias("at_us"),
-        late_us.alias("duration_us"),
-        F.lit(1).alias("count"),
-        text.alias("text"),
+    stated = pa.Table.from_pylist(_stated(records, runs, states), _STATED)
+    return queried(
+        durables,
+        ("pair",),
+        _SQL,
+        table_schema("gold.audit"),
+        tables={"counts": stated},
+        values={"clock_us": clock_error_us},
     )
 
 
-def _changed(durables: DataFrame) -> DataFrame:
-    crcs = F.expr("array_join(transform(answers, crc -> hex(crc)), ', ')")
-    different = F.format_string("nodes stored or gave answers with the CRC-32 %s", crcs)
-    twice = F.format_string("it ended %d times, and was retried %d times", "ends", "retries")
-    is_different = F.size("answers") > 1
-    return durables.where(is_different | (F.col("ends") > F.col("retries") + 1)).select(
-        "*",
-        F.lit("answer-changed").alias("rule"),
-        F.lit("violated").alias("verdict"),
-        F.col("last_at_us").alias("at_us"),
-        F.lit(1).alias("count"),
-        F.when(is_different, different).otherwise(twice).alias("text"),
-    )
+def _stated(records: Stored, runs: Rows, states: Rows) -> Rows:
+    """Of each pair what a store that led has counted last, and until when an end may be in no record."""
+    offsets = [{name: run[name] for name in _OFFSET.names} for run in runs]
+    is_told = "kind = 'store' AND is_leading"
+    told = records.take("pair", "boot", "mono", "entry", "node", *_COUNTED, where=is_told)
+    tables = {"runs": pa.Table.from_pylist(offsets, _OFFSET)}
+    last = queried(told, (), _LAST, tables=tables).summed(_LAST_OF_ALL)
+    doubts: defaultdict[str, int] = defaultdict(int)
+    for run in runs:
+        if run["source"] == "broker" and (run["missing"] or run["dropped"]):
+            doubts[run["pair"]] = _FOREVER
+    for state in states:
+        if state["ended_by"] == "kill":
+            pair = state["pair"]
+            doubts[pair] = max(doubts[pair], state["until_at_us"] + _UNWRITTEN_US)
+    counts = {row["pair"]: row["last"] for row in last}
+    return [
+        {**counts.get(pair, {}), "pair": pair, "doubt_us": doubts.get(pair, 0)}
+        for pair in sorted({*counts, *doubts})
+    ]
 
 
-def _lost(durables: DataFrame, records: DataFrame, runs: DataFrame, states: DataFrame) -> DataFrame:
-    """Compares, for each pair and state, with the last count of a store that led."""
-    held = (
-        durables.where(F.col("state").isin(*_COUNTED))
-        .join(_counts(records, runs), "pair", "left")
-        .join(_doubts(runs, states), "pair", "left")
-        .withColumns(
-            {
-                "is_counted": F.coalesce(F.col("last_entry") <= F.col("stated_entry"), F.lit(False)),
-                "is_sure": F.col("last_at_us") > F.coalesce("doubt_us", F.lit(0)),
-            }
-        )
-    )
-    number = F.expr(f"CASE state {' '.join(f'WHEN {name!r} THEN {name}' for name in _COUNTED)} END")
-    sums = held.groupBy("pair", "state").agg(
-        F.max("day").alias("day"),
-        F.max("stated_at_us").alias("at_us"),
-        F.max("stated_entry").alias("entry"),
-        F.max("teller").alias("node"),
-        F.max(number).alias("stated"),
-        F.count_if("is_counted").alias("known"),
-        F.expr("count_if(is_counted AND is_sure)").alias("sure"),
-        F.expr("count_if(NOT is_counted)").alias("later"),
-    )
-    judged = sums.select("*", F.inline(F.expr(_JUDGEMENT)))
-    return judged.where("verdict IS NOT NULL AND count > 0").withColumn("rule", F.lit("durable-lost"))
-
-
-# One type for both: the second text cannot be null.
-_KIND = "STRUCT<verdict: STRING, count: BIGINT, text: STRING>"
-# ``known`` by the journals, of these ``sure``, ``stated`` by the store; ``later`` than the store stated.
-_JUDGEMENT = f"""array(
-    CAST(struct(
-        CASE WHEN sure > stated THEN 'violated' WHEN known > stated THEN 'unproven'
-            WHEN state = 'pending' THEN 'excused' END AS verdict,
-        if(known > stated, known - stated, known) AS count,
-        CASE
-            WHEN sure > stated THEN format_string(
-                '%d are %s by the journals after entry %d, and the store of the %s has %d',
-                sure, state, entry, node, stated)
-            WHEN known > stated THEN format_string(
-                '%d are %s by the journals after entry %d, and the store of the %s has %d, '
-                || 'but a journal lacks something', known, state, entry, node, stated)
-            ELSE 'pending when the journals end: the store has them' END AS text) AS {_KIND}),
-    CAST(struct(
-        if(state = 'pending', 'unproven', NULL) AS verdict,
-        later AS count,
-        'pending when the journals end, after the last count of a store that led' AS text) AS {_KIND})
-)"""
-
-
-def _counts(records: DataFrame, runs: DataFrame) -> DataFrame:
-    """For each pair what a store that led has counted last."""
-    entry, teller = F.col("entry").alias("stated_entry"), F.col("node").alias("teller")
-    return (
-        records.where("kind = 'store' AND is_leading")
-        .join(F.broadcast(runs.select("boot", "offset_us")), "boot")
-        .withColumn("stated_at_us", F.col("mono") + F.col("offset_us"))
-        .groupBy("pair")
-        .agg(F.max(F.struct("stated_at_us", entry, teller, *_COUNTED)).alias("stated"))
-        .select("pair", "stated.*")
-    )
-
-
-def _doubts(runs: DataFrame, states: DataFrame) -> DataFrame:
-    """For each pair the time until which an end may be in no record."""
-    holes = runs.where("source = 'broker' AND (missing > 0 OR dropped > 0)").select(
-        "pair", F.lit(_FOREVER).alias("until_us")
-    )
-    kills = states.where("ended_by = 'kill'").select(
-        "pair", (F.col("until_at_us") + _UNWRITTEN_US).alias("until_us")
-    )
-    return holes.unionByName(kills).groupBy("pair").agg(F.max("until_us").alias("doubt_us"))
+_COUNT = ", ".join(f"{name}: {name}" for name in ("at_us", "entry", "node", *_COUNTED))
+_LAST = f"""
+WITH told AS (SELECT rows.*, mono + offset_us AS at_us FROM rows JOIN runs USING (boot))
+SELECT pair, max({{{_COUNT}}}) AS last FROM told GROUP BY pair
+"""
+_LAST_OF_ALL = "SELECT pair, max(last) AS last FROM rows GROUP BY pair"
+_IS_DIFFERENT = "len(answers) > 1"
+_CRCS = "array_to_string(list_transform(answers, lambda crc: hex(crc)), ', ')"
+_STATED_OF = f"CASE state {' '.join(f'WHEN {name!r} THEN {name}' for name in _COUNTED)} END"
+# ``known`` are what the journals have up to the entry of the store's count, of these ``sure``, ``stated`` by
+# the store; ``later`` are those of entries after that.
+_SQL = f"""
+WITH told AS MATERIALIZED (FROM rows),
+held AS (
+    SELECT told.day, told.pair, state, counts.at_us, counts.entry, counts.node, {_STATED_OF} AS stated,
+        coalesce(last_entry <= counts.entry, false) AS is_counted,
+        last_at_us > coalesce(doubt_us, 0) AS is_sure
+    FROM told LEFT JOIN counts USING (pair) WHERE state IN {_COUNTED}
+),
+sums AS (
+    SELECT pair, state, max(day) AS day, max(at_us) AS at_us, max(entry) AS entry, max(node) AS node,
+        max(stated) AS stated, count(*) FILTER (is_counted) AS known,
+        count(*) FILTER (is_counted AND is_sure) AS sure, count(*) FILTER (NOT is_counted) AS later
+    FROM held GROUP BY pair, state
+),
+judged AS (
+    SELECT day, pair, node, at_us, unnest([
+        {{
+            verdict: CASE WHEN sure > stated THEN 'violated' WHEN known > stated THEN 'unproven'
+                WHEN state = 'pending' THEN 'excused' END,
+            count: if(known > stated, known - stated, known),
+            text: CASE
+                WHEN sure > stated THEN printf(
+                    '%d are %s by the journals after entry %d, and the store of the %s has %d',
+                    sure, state, entry, node, stated)
+                WHEN known > stated THEN printf(
+                    '%d are %s by the journals after entry %d, and the store of the %s has %d, '
+                    || 'but a journal lacks something', known, state, entry, node, stated)
+                ELSE 'pending when the journals end: the store has them' END
+        }},
+        {{
+            verdict: if(state = 'pending', 'unproven', NULL),
+            count: later,
+            text: 'pending when the journals end, after the last count of a store that led'
+        }}
+    ]) AS found
+    FROM sums
+)
+SELECT 'begun-after-end' AS rule, 'violated' AS verdict, client, NULL::BIGINT AS number, service, node,
+    given_at_us AS at_us, given_at_us - stopped_at_us AS duration_us, 1 AS count,
+    printf('given to a worker %.1f ms after its cancel or close was stored (submission %d)',
+        (given_at_us - stopped_at_us) / 1000, submission) AS text, day, pair
+FROM told WHERE given_at_us - stopped_at_us > $clock_us
+UNION ALL
+SELECT 'answer-changed', 'violated', client, NULL, service, node, last_at_us, NULL, 1,
+    if({_IS_DIFFERENT}, printf('nodes stored or gave answers with the CRC-32 %s', {_CRCS}),
+        printf('it ended %d times, and was retried %d times', ends, retries)), day, pair
+FROM told WHERE {_IS_DIFFERENT} OR ends > retries + 1
+UNION ALL
+SELECT 'durable-lost', found.verdict, NULL, NULL, NULL, node, at_us, NULL, found.count, found.text, day, pair
+FROM judged WHERE found.verdict IS NOT NULL AND found.count > 0
+"""

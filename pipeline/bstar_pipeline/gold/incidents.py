@@ -19,7 +19,7 @@ import pyarrow as pa
 from bstar.records.broker import FINISHED
 from bstar_pipeline.gold import outages
 from bstar_pipeline.gold.history import Incident, PairHistory
-from bstar_pipeline.pair_rows import Row, Rows, by_pair, collected
+from bstar_pipeline.pair_rows import Row, Rows, by_pair
 from bstar_pipeline.partitions import Stored, queried
 from bstar_pipeline.tables import utc
 
@@ -49,7 +49,7 @@ def seen(requests: Stored, histories: Mapping[str, PairHistory]) -> list[dict[st
         for pair, history in histories.items()
         for second in sorted(outages.seconds(history.incidents))
     )
-    gaps = by_pair(collected(outages.gaps(requests, near).frame))
+    gaps = by_pair(outages.gaps(requests, near).collected())
     return [
         each for pair, history in histories.items() for each in _outages(pair, history, gaps.get(pair, ()))
     ]

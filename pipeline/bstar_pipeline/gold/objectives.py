@@ -18,10 +18,9 @@ finished; the rest has no meaningful times, and is an error anyway.
 
 # ruff: noqa: S608 - all that is put into queries are constants
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
 
 from bstar.records.broker import FINISHED
 from bstar.wire.refusals import OF_SERVICE
@@ -51,7 +50,7 @@ _CARRIED = (
 def sketches(records: Stored) -> Made:
     """gold.sketches of bronze records. Rows are added up where they lie, only sums are shuffled."""
     rows = records.take(*_CARRIED, where="topic IN ('requests', 'calls', 'events')")
-    return queried(queried(rows, (), _SUMS).frame, _OF_SERVICE, _SKETCHES, table_schema("gold.sketches"))
+    return queried(queried(rows, (), _SUMS), _OF_SERVICE, _SKETCHES, table_schema("gold.sketches"))
 
 
 def _entries(**columns: str) -> str:
@@ -83,21 +82,21 @@ FROM rows GROUP BY ALL
 """
 
 
-def objectives(sketches: Stored | DataFrame, slo: Objectives | None = None) -> Made:
+def objectives(sketches: Stored | Sequence[Made], slo: Objectives | None = None) -> Made:
     """gold.objectives of sketches, of one run or of many together."""
     slo = slo or Objectives()
     burns = {"fast_burn": slo.fast_burn, "slow_burn": slo.slow_burn, "alert_requests": slo.alert_requests}
     return _judged(sketches, slo, _OBJECTIVES, "gold.objectives", burns)
 
 
-def budgets(sketches: Stored | DataFrame, slo: Objectives | None = None) -> Made:
+def budgets(sketches: Stored | Sequence[Made], slo: Objectives | None = None) -> Made:
     """gold.budgets of sketches: what each day brought, and what its period has used up."""
     slo = slo or Objectives()
     return _judged(sketches, slo, _BUDGETS, "gold.budgets", {"days_before": slo.period_days - 1})
 
 
 def _judged(
-    sketches: Stored | DataFrame, slo: Objectives, query: str, name: str, values: Mapping[str, float]
+    sketches: Stored | Sequence[Made], slo: Objectives, query: str, name: str, values: Mapping[str, float]
 ) -> Made:
     promises = [_promise(None, slo.default), *(_promise(*each) for each in slo.services.items())]
     tables = {"promises": pa.Table.from_pylist(promises, _PROMISES)}

@@ -109,7 +109,7 @@ def gaps(requests: Stored, near: Iterable[tuple[str, int]]) -> Made:
     seconds = [{"pair": pair, "second": second} for pair, second in near]
     tables = {"near": pa.Table.from_pylist(seconds, _SECOND)}
     slots = queried(requests.take(*_CARRIED), (), _SLOTS, tables=tables)
-    return queried(slots.frame, ("pair",), _GAPS)
+    return queried(slots, ("pair",), _GAPS)
 
 
 _SECOND = pa.schema({"pair": pa.string(), "second": pa.int64()})

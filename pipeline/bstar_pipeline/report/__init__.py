@@ -1,7 +1,8 @@
 """The report: one self-contained HTML page about one pair, made of the tables.
 
-``collect`` reads the tables (``asking``, ``events``, ``services``) and brings what the page needs to this
-process (``content``); ``page.render`` makes the page of it (``plots``, ``words``), which loads nothing.
+``collect`` asks the tables (``reading``) for what the page needs (``asking``, ``events``, ``services``) and
+brings it to this process (``content``). ``page.render`` makes the page of it (``plots``, ``words``), which
+loads nothing.
 """
 
 from __future__ import annotations

@@ -1,30 +1,35 @@
 """What the report and the commands read from: the tables below a root, of one pair or all, in one period.
 
-``open_tables`` finds out from the runs of processes which pairs there are and when they lived; everything
-else is read through ``Tables``: the tables of the run that was current then, without other pairs and days.
-It uses the DataFrame API only, so it runs under Spark Connect.
+``open_tables`` finds out from the runs of processes which pairs there are and when they lived. Everything
+else is asked of ``Tables``, in SQL that Spark and DuckDB understand alike: one text for both. They have the
+tables of the run that was current then, without other pairs and days. Names from the wire are compared as
+hexadecimal digits (``is_one``): the engines read texts differently.
+
+This module imports neither engine: each is needed where it is chosen.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass
+import glob
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
-
-from bstar_pipeline import store
-from bstar_pipeline.pair_rows import read_files
-from bstar_pipeline.report.asking import LIVED, lived
-from bstar_pipeline.report.choice import Choice, choose, filled
+from bstar.errors import ConfigurationError, PipelineError
+from bstar_pipeline.commits import Folder, Snapshot, folder_named, open_snapshot
 from bstar_pipeline.report.content import Shown
-from bstar_pipeline.schema import table_schema
+from bstar_pipeline.tables import TABLES, columns_of, utc
 
 if TYPE_CHECKING:
+    import duckdb
     from _typeshed import DataclassInstance
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-    from bstar_pipeline.commits import Snapshot
+# ruff: noqa: S608 - all that is put into queries are constants, and names of files
 
 _Value = TypeVar("_Value", bound="DataclassInstance")
 
@@ -33,6 +38,31 @@ STEPS_MAX = 240
 MINUTE_US = 60_000_000
 _DAY_US = 24 * 60 * MINUTE_US
 _STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
+_LIVED = "SELECT pair, MIN(started_at_us) AS began_us, MAX(last_at_us) AS ended_us FROM {table} GROUP BY pair"
+# Of Spark's types those that DuckDB calls otherwise.
+_TYPES = {"STRING": "VARCHAR", "TIMESTAMP": "TIMESTAMPTZ", "ARRAY<BIGINT>": "BIGINT[]"}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One pair (None: all pairs) in [``from_us``, ``until_us``)."""
+
+    pair: str | None
+    from_us: int
+    until_us: int
+
+    @property
+    def days(self) -> tuple[dt.date, dt.date]:
+        """The first and the last day (UTC)."""
+        return utc(self.from_us).date(), utc(self.until_us - 1).date()
+
+
+class _Engine(ABC):
+    """What runs a query about ``{table}``: these files of a table."""
+
+    @abstractmethod
+    def rows(self, name: str, files: list[str], query: str) -> list[Any]:
+        """Its rows; each gives its columns by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +72,8 @@ class Tables:
     Plots over time have steps of ``step_us``; the first one begins at ``origin_us``.
     """
 
-    spark: SparkSession
     snapshot: Snapshot
+    engine: _Engine
     choice: Choice
 
     @property
@@ -56,55 +86,187 @@ class Tables:
         """``from_us`` rounded down to a step."""
         return self.choice.from_us // self.step_us * self.step_us
 
+    def step_of(self, at_us: str) -> str:
+        """The number of the step that a time is in, in SQL."""
+        return f"CAST(FLOOR(({at_us} - {self.origin_us}) / {self.step_us}) AS INT)"
+
+    def within(self, at_us: str, *, length_us: int = 1) -> str:
+        """Whether the period has something of what is at a time, and so long, in SQL."""
+        return f"({at_us} > {self.choice.from_us - length_us} AND {at_us} < {self.choice.until_us})"
+
     def has(self, name: str) -> bool:
         """Whether the table was ever written, be it without a row."""
         return self.snapshot.has(name)
 
-    def table(self, name: str) -> DataFrame:
-        """The whole table; empty if nothing was ever written to it."""
-        return read_files(self.spark, self.snapshot.files(name), table_schema(name))
-
-    def ask(self, name: str, query: str) -> list[Any]:
-        """The rows of a query about ``{table}``: the chosen pair and days, and a day around."""
-        return rows_of(self.spark.sql(query, table=self.of_pair(name)))
-
-    def of_pair(self, name: str, *, margin_days: int = 1) -> DataFrame:
-        """The table's rows of the pair and the days, and of so many days around: an interval or a request
-        may belong to the day before the one that it ends in.
+    def ask(
+        self, name: str, query: str, *, margin_days: int | None = 1, more: Sequence[str] = ()
+    ) -> list[Any]:
+        """The rows of a query about ``{table}``: of the chosen pair and ``more``, and of the days and so many
+        around, or of all. An interval or a request may belong to the day before the one that it ends in.
         """
-        margin = dt.timedelta(days=margin_days)
-        frame = self.table(name).where(
-            F.col("day").between(self.choice.days[0] - margin, self.choice.days[1] + margin)
-        )
-        return frame if self.choice.pair is None else frame.where(F.col("pair") == self.choice.pair)
+        margin = dt.timedelta(days=margin_days or 0)
+        first, last = self.choice.days
+        pairs = {self.choice.pair, *more}
+        parts = {
+            file.part
+            for file in self.snapshot.manifest.tables.get(name, [])
+            if (self.choice.pair is None or file.pair in pairs)
+            and (margin_days is None or first - margin <= file.day <= last + margin)
+        }
+        return self.engine.rows(name, self.snapshot.files(name, parts), query)
+
+    def first(self, name: str, query: str, order: str, most: int, *, margin_days: int = 1) -> Shown[Any]:
+        """The first ``most`` rows of a query in this order."""
+        # The rows are chosen before they are sorted, because a column and its alias may share a name.
+        sorted_ = f"SELECT * FROM ({query}) AS chosen ORDER BY {order} LIMIT {most + 1}"
+        rows = self.ask(name, sorted_, margin_days=margin_days)
+        total = len(rows)
+        if total > most:
+            count = f"SELECT COUNT(*) AS total FROM ({query}) AS chosen"
+            total = self.ask(name, count, margin_days=margin_days)[0]["total"]
+        return Shown(rows[:most], total)
+
+    def shown(
+        self, kind: type[_Value], name: str, where: str, order: str, most: int, **columns: str
+    ) -> Shown[_Value]:
+        """The first ``most`` rows of a table in this order, each as a ``kind``.
+
+        ``columns``: what stands for a column, or is sorted by.
+        """
+        chosen = {field.name: field.name for field in fields(kind)} | columns
+        names = ", ".join(f"{sql} AS {column}" for column, sql in chosen.items())
+        rows = self.first(name, f"SELECT {names} FROM {{table}} WHERE {where}", order, most)
+        return Shown((filled(kind, row) for row in rows), rows.total)
 
 
+@contextmanager
 def open_tables(
-    spark: SparkSession,
+    spark: SparkSession | None,
     root: str,
     *,
     pair: str | None = None,
     from_us: int | None = None,
     until_us: int | None = None,
     is_of_one_pair: bool = False,
-) -> Tables:
+) -> Iterator[Tables]:
     """The tables below ``root``: of ``pair``, or of all; in the time in which its processes lived, or in what
-    of that is in [``from_us``, ``until_us``).
+    of that is in [``from_us``, ``until_us``). Without a session DuckDB reads a folder of this machine.
 
     Raises ConfigurationError if there are no tables, no such pair, several pairs where there must be one
-    (``is_of_one_pair``), or nothing in that period.
+    (``is_of_one_pair``), or nothing in that period; PipelineError, in the block too, if DuckDB cannot read a
+    file.
     """
-    snapshot = store.snapshot(spark, root)
-    runs = read_files(spark, snapshot.files("silver.runs"), table_schema("silver.runs"))
-    found = lived(rows_of(spark.sql(LIVED, table=runs)))
-    choice = choose(root, found, pair=pair, from_us=from_us, until_us=until_us, is_of_one_pair=is_of_one_pair)
-    return Tables(spark, snapshot, choice)
+    chosen = partial(_chosen, pair=pair, from_us=from_us, until_us=until_us, is_of_one_pair=is_of_one_pair)
+    if spark is not None:
+        from bstar_pipeline import store
+
+        yield chosen(_OnSpark(spark), store.snapshot(spark, root))
+        return
+    import duckdb
+
+    folder = folder_named(root)
+    if folder is None:
+        raise ConfigurationError(f"the local engine reads folders of this machine, not {root}")
+    try:
+        snapshot = open_snapshot(Folder(folder), root)
+        with duckdb.connect() as duck:
+            duck.execute("CREATE MACRO unix_micros(moment) AS epoch_us(moment)")
+            yield chosen(_OnDuckDB(duck), Snapshot(str(folder), snapshot.manifest))
+    except (duckdb.Error, OSError) as error:
+        raise PipelineError(f"{root}: {error}") from error
 
 
-def rows_of(frame: DataFrame) -> list[Any]:
-    """Run it; its rows have one attribute a column, and nothing tells a type checker which."""
-    rows: list[Any] = frame.collect()
-    return rows
+def _chosen(
+    engine: _Engine,
+    snapshot: Snapshot,
+    pair: str | None,
+    from_us: int | None,
+    until_us: int | None,
+    is_of_one_pair: bool,
+) -> Tables:
+    """The period is at most the time in which the processes lived."""
+    root = snapshot.root
+    rows = engine.rows("silver.runs", snapshot.files("silver.runs"), _LIVED)
+    lived = {row["pair"]: (row["began_us"], row["ended_us"]) for row in rows}
+    if not lived:
+        raise ConfigurationError(
+            f"{root} holds no tables of a pair: write them first with bstar pipeline run JOURNAL --out {root}"
+        )
+    names = ", ".join(sorted(lived))
+    if pair is None and is_of_one_pair:
+        if len(lived) > 1:
+            raise ConfigurationError(f"{root} is about several pairs: choose one of {names} with --pair")
+        pair = next(iter(lived))
+    elif pair is not None and pair not in lived:
+        raise ConfigurationError(f"{root} knows no pair {pair}: it has {names}")
+    chosen = list(lived.values()) if pair is None else [lived[pair]]
+    lived_from, lived_until = min(first for first, _ in chosen), max(last for _, last in chosen)
+    first = lived_from if from_us is None else max(lived_from, from_us)
+    # The last sign of life belongs to the period.
+    last = lived_until + 1 if until_us is None else min(lived_until + 1, until_us)
+    if first >= last:
+        who = names if pair is None else pair
+        raise ConfigurationError(
+            f"nothing of pair {who} in that period: its journals are from {utc(lived_from):%FT%TZ} "
+            f"to {utc(lived_until):%FT%TZ}"
+        )
+    return Tables(snapshot, engine, Choice(pair, first, last))
+
+
+@dataclass(frozen=True, slots=True)
+class _OnSpark(_Engine):
+    spark: SparkSession
+
+    def rows(self, name: str, files: list[str], query: str) -> list[Any]:
+        from bstar_pipeline.pair_rows import read_files
+        from bstar_pipeline.schema import table_schema
+
+        found: list[Any] = self.spark.sql(
+            query, table=read_files(self.spark, files, table_schema(name))
+        ).collect()
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _OnDuckDB(_Engine):
+    duck: duckdb.DuckDBPyConnection
+
+    def rows(self, name: str, files: list[str], query: str) -> list[Any]:
+        answer = self.duck.execute(query.format(table=f"{_rows_of(name, files)} AS asked"))
+        names = [column[0] for column in answer.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]
+
+
+def _rows_of(name: str, files: list[str]) -> str:
+    """Files of a table as a subquery. A column that they lack is null."""
+    columns = ", ".join(
+        f"NULL::{_TYPES.get(kind, kind)} AS {column}" for column, kind in columns_of(TABLES[name])
+    )
+    empty = f"SELECT {columns} WHERE FALSE"
+    if not files:
+        return f"({empty})"
+    names = ", ".join("'" + glob.escape(file).replace("'", "''") + "'" for file in files)
+    rows = f"FROM read_parquet([{names}], union_by_name = true, hive_partitioning = false)"
+    return f"({empty} UNION ALL BY NAME {rows})"
+
+
+def filled(kind: type[_Value], row: Any, **given: Any) -> _Value:
+    """``kind`` with the columns of ``row`` as its fields, apart from those ``given``.
+
+    A null becomes "", zero or False unless the field may be None.
+    """
+    for field in fields(kind):
+        if field.name not in given:
+            value = row[field.name]
+            is_plain = isinstance(field.type, type)
+            given[field.name] = field.type() if value is None and is_plain else value  # type: ignore[operator]
+    return kind(**given)
+
+
+def is_one(column: str, words: Iterable[str]) -> str:
+    """Whether a text is one of these, in SQL."""
+    digits = ", ".join(f"'{word.encode().hex().upper()}'" for word in words)
+    return f"HEX({column}) IN ({digits})" if digits else "FALSE"
 
 
 def step_us(period_us: int) -> int:
@@ -114,25 +276,3 @@ def step_us(period_us: int) -> int:
             return int(step_s * 1e6)
     days = -(-period_us // (_DAY_US * STEPS_MAX))
     return days * _DAY_US
-
-
-def step_of(at_us: Column, tables: Tables) -> Column:
-    """The number of the step that a time is in."""
-    return F.floor((at_us - F.lit(tables.origin_us)) / F.lit(tables.step_us)).cast("int")
-
-
-def is_within(column: str, tables: Tables) -> Column:
-    """Whether a time is in the period."""
-    return (F.col(column) >= tables.choice.from_us) & (F.col(column) < tables.choice.until_us)
-
-
-def first_rows(frame: DataFrame, most: int, *order: Column | str) -> Shown[Any]:
-    """The first ``most`` rows of ``frame`` in this order."""
-    rows = rows_of(frame.orderBy(*order).limit(most + 1))
-    return Shown(rows[:most], len(rows) if len(rows) <= most else frame.count())
-
-
-def shown(kind: type[_Value], frame: DataFrame, most: int, *order: Column | str) -> Shown[_Value]:
-    """The first ``most`` rows of ``frame`` in this order, each as a ``kind``."""
-    rows = first_rows(frame, most, *order)
-    return Shown((filled(kind, row) for row in rows), rows.total)

@@ -1,7 +1,6 @@
 """Silver: processes, their states and requests, joined from the records of nodes, clients and workers.
 
-``facts`` brings what the driver makes runs and states of; the other tables are functions of bronze records,
-DataFrames in and out, without an action.
+``facts`` brings what the driver makes runs and states of; the other tables are queries of bronze records.
 """
 
 from bstar_pipeline.silver.clocks import clock_of, links, peer_links

@@ -5,12 +5,11 @@
 from collections.abc import Mapping
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
 
 from bstar.records.broker import FINISHED
 from bstar_pipeline.clocks import Link, Word, of_peers
 from bstar_pipeline.pair_rows import Row, Rows, by_pair
-from bstar_pipeline.partitions import Stored, queried
+from bstar_pipeline.partitions import Made, Stored, queried
 
 # So many requests of a client in a row, and then none until as many as the second number were sent: few to
 # bring together, and enough.
@@ -20,9 +19,11 @@ _CARRIED = (
     *_REQUEST, "topic", "boot", "mono", "busy_us", "total_us", "outcome", "attempts", "deliveries",
 )  # fmt: skip
 _SHARE = 0.99
+# Of two machines each, of a partition.
+_LINKS_MAX = 10_000
 
 
-def links(records: Stored, runs: Rows) -> DataFrame:
+def links(records: Stored, runs: Rows) -> Made:
     """Bounds for each two machines that requests connect: node, other, low_us, high_us (``clocks.Link``)."""
     clocks = [{"boot": run["boot"], "clock": clock_of(run), "offset_us": run["offset_us"]} for run in runs]
     shape = pa.schema({"boot": pa.string(), "clock": pa.string(), "offset_us": pa.int64()})
@@ -33,7 +34,7 @@ def links(records: Stored, runs: Rows) -> DataFrame:
         _BOUNDS,
         tables={"clocks": pa.Table.from_pylist(clocks, shape)},
     )
-    return queried(bounds.frame, ("node", "other"), _LINKS).frame
+    return queried(bounds, ("node", "other"), _LINKS)
 
 
 _OF_TOPIC = ", ".join(
@@ -66,7 +67,7 @@ FROM requests WHERE execution.clock <> request.clock
 _LINKS = f"""
 SELECT node, other, quantile_disc(low_us, {_SHARE}) AS low_us,
     quantile_disc(high_us, {_SHARE} ORDER BY high_us DESC) AS high_us
-FROM rows GROUP BY node, other
+FROM rows GROUP BY node, other LIMIT {_LINKS_MAX}
 """
 
 

@@ -5,92 +5,78 @@ its log entry, and counted once. When a request was last given to a worker comes
 its attempts, which have its id as their ``client``.
 """
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 - the common name
+# ruff: noqa: S608 - all that is put into queries are constants
+
+import pyarrow as pa
 
 from bstar_pipeline.gold.rules import DURABLE_NUMBER
+from bstar_pipeline.pair_rows import Rows
+from bstar_pipeline.partitions import Made, Stored, queried
 from bstar_pipeline.schema import table_schema
 
 _FOREVER = 1 << 62
-# What a step makes of a request, and the order of steps that one entry did.
-_STATES = {
-    "submitted": "pending",
-    "retried": "pending",
-    "attempt": "pending",
-    "answered": "answered",
-    "dead": "dead",
-    "cancelled": "cancelled",
-    "closed": "closed",
-    "forgotten": "forgotten",
-}
+_CARRIED = (
+    "topic", "pair", "client", "submission", "boot", "mono", "day", "node", "service", "step", "entry",
+    "cause", "attempts", "reply_crc", "weight", "busy_us",
+)  # fmt: skip
+_OFFSET = pa.schema({"boot": pa.string(), "offset_us": pa.int64()})
+
+
+def durables(records: Stored, runs: Rows) -> Made:
+    """``silver.durables`` of bronze records and rows of ``silver.runs``, of the day of its last step."""
+    offsets = [{name: run[name] for name in _OFFSET.names} for run in runs]
+    is_given = f"topic = 'requests' AND number = {DURABLE_NUMBER} AND deliveries > 0"
+    return queried(
+        records.take(*_CARRIED, where=f"topic = 'durables' OR ({is_given})"),
+        ("pair", "client"),
+        _SQL,
+        table_schema("silver.durables"),
+        tables={"runs": pa.Table.from_pylist(offsets, _OFFSET)},
+    )
+
+
+# The order of steps that one entry did, and what makes a request pending.
+_STEPS = ["submitted", "retried", "attempt", "answered", "dead", "cancelled", "closed", "forgotten"]
+_PENDS = "step IN ('submitted', 'retried', 'attempt')"
 _ENDS = "step IN ('answered', 'dead', 'cancelled')"
-_KEY = ("pair", "client", "submission")
 _STOPS = "step IN ('cancelled', 'closed')"
-# What was cancelled may be retried.
-_STOPPED = "array_min(transform(filter(stops, stop -> stop.entry > retried), stop -> stop.at_us))"
-
-
-def durables(records: DataFrame, runs: DataFrame) -> DataFrame:
-    """``silver.durables`` of bronze records and ``silver.runs``, of the day of its last step."""
-    offsets = F.broadcast(runs.select("boot", "offset_us"))
-    at_us = F.col("mono") + F.col("offset_us")
-    steps = (
-        records.where("topic = 'durables'")
-        .join(offsets, "boot")
-        .select(
-            *_KEY, "service", "step", "entry", "node", "cause", "attempts", "reply_crc", "weight", "day",
-            at_us.alias("at_us"),
-        )
-    )  # fmt: skip
-    found = steps.groupBy(*_KEY).agg(
-        F.max("day").alias("day"),
-        F.max("service").alias("service"),
-        F.max(F.when(F.col("step") != "fetched", _last())).alias("last"),
-        F.expr("min(if(step = 'submitted', at_us, NULL))").alias("submitted_at_us"),
-        F.expr(f"min(if({_ENDS}, at_us, NULL))").alias("ended_at_us"),
-        F.expr(f"collect_list(if({_STOPS}, struct(entry, at_us), NULL))").alias("stops"),
-        F.expr("coalesce(max(if(step = 'retried', entry, NULL)), 0)").alias("retried"),
-        F.max("at_us").alias("last_at_us"),
-        F.max("attempts").alias("attempts"),
-        F.expr("size(collect_set(if(step = 'retried', entry, NULL)))").alias("retries"),
-        F.expr(f"size(collect_set(if({_ENDS}, entry, NULL)))").alias("ends"),
-        F.expr("count_if(step = 'fetched')").alias("fetches"),
-        F.array_sort(F.collect_set("reply_crc")).alias("answers"),
-        F.max("weight").alias("weight"),
-    )
-    given = (
-        records.where(f"topic = 'requests' AND number = {DURABLE_NUMBER} AND deliveries > 0")
-        .join(offsets, "boot")
-        .groupBy("pair", "client")
-        .agg(F.collect_list(at_us - F.coalesce("busy_us", F.lit(0))).alias("given"))
-    )
-    # An id that was closed may be submitted again.
-    in_order = Window.partitionBy("pair", "client").orderBy("submission")
-    next_at_us = F.coalesce(F.lead("submitted_at_us").over(in_order), F.lit(_FOREVER))
-    its_own = "filter(given, at -> at < next_at_us AND at >= coalesce(submitted_at_us, 0))"
-    described = (
-        found.withColumn("next_at_us", next_at_us)
-        .join(given, ["pair", "client"], "left")
-        .withColumns(
-            {
-                "given_at_us": F.expr(f"array_max({its_own})"),
-                "stopped_at_us": F.expr(_STOPPED),
-                "state": F.col("last.state"),
-                "last_entry": F.col("last.entry"),
-                "cause": F.col("last.cause"),
-                "node": F.col("last.node"),
-            }
-        )
-    )
-    fields = table_schema("silver.durables").fields
-    return described.select(*(F.col(field.name).cast(field.dataType).alias(field.name) for field in fields))
-
-
-def _last() -> Column:
-    """What the last step of a request makes of it; the greatest is the last."""
-    step = F.col("step")
-    rank = F.array_position(F.array(*map(F.lit, _STATES)), step)
-    states = F.create_map(*(F.lit(word) for pair in _STATES.items() for word in pair))
-    return F.struct(
-        F.col("entry"), rank.alias("rank"), states[step].alias("state"), F.col("cause"), F.col("node")
-    )
+# The greatest struct is of the last step. An id that was closed may be submitted again, and what was
+# cancelled may be retried.
+_SQL = f"""
+WITH timed AS MATERIALIZED (
+    SELECT rows.*, mono + offset_us AS at_us FROM rows JOIN runs USING (boot)
+),
+given AS (
+    SELECT pair, client, list(at_us - coalesce(busy_us, 0)) AS given
+    FROM timed WHERE topic = 'requests' GROUP BY pair, client
+),
+found AS (
+    SELECT pair, client, submission, max(day) AS day, max(service) AS service,
+        max({{entry: entry, rank: coalesce(list_position({_STEPS}, step), 0),
+            state: if({_PENDS}, 'pending', step), cause: cause, node: node}})
+            FILTER (step <> 'fetched') AS last,
+        min(at_us) FILTER (step = 'submitted') AS submitted_at_us,
+        min(at_us) FILTER ({_ENDS}) AS ended_at_us,
+        list({{entry: entry, at_us: at_us}}) FILTER ({_STOPS}) AS stops,
+        coalesce(max(entry) FILTER (step = 'retried'), 0) AS retried,
+        max(at_us) AS last_at_us, max(attempts) AS attempts,
+        count(DISTINCT entry) FILTER (step = 'retried') AS retries,
+        count(DISTINCT entry) FILTER ({_ENDS}) AS ends,
+        count(*) FILTER (step = 'fetched') AS fetches,
+        coalesce(list_sort(list(DISTINCT reply_crc) FILTER (reply_crc IS NOT NULL)), []) AS answers,
+        max(weight) AS weight
+    FROM timed WHERE topic = 'durables' GROUP BY pair, client, submission
+),
+placed AS (
+    SELECT found.*, given, coalesce(
+        lead(submitted_at_us) OVER (PARTITION BY pair, client ORDER BY submission), {_FOREVER}
+    ) AS next_at_us
+    FROM found LEFT JOIN given USING (pair, client)
+)
+SELECT client, submission, service, last.state, last.cause, submitted_at_us,
+    list_max(list_filter(given, lambda one: one < next_at_us AND one >= coalesce(submitted_at_us, 0))),
+    ended_at_us,
+    list_min(list_transform(list_filter(stops, lambda stop: stop.entry > retried), lambda stop: stop.at_us)),
+    last_at_us, last.entry, last.node, attempts, retries, ends, fetches, answers, weight, day, pair
+FROM placed
+"""

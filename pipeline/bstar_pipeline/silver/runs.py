@@ -16,13 +16,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pyspark.sql import DataFrame
-
 from bstar.records import broker, client, pair, store, worker
 from bstar_pipeline.clocks import Off
 from bstar_pipeline.gold.history import FIELDS, KINDS
-from bstar_pipeline.pair_rows import Row, Rows, collected
-from bstar_pipeline.partitions import Stored, queried, text
+from bstar_pipeline.pair_rows import Row, Rows
+from bstar_pipeline.partitions import Made, Stored, queried, text
 from bstar_pipeline.schema import kinds_of
 
 _ABOUT = ("source", "machine", "host", "version", "config", "service", "heartbeat_us", "failover_timeout_us")
@@ -57,16 +55,16 @@ def facts(records: Stored, older: Stored | None = None) -> tuple[Facts, Facts]:
     service. "stale": what ``_stale`` finds, by one query more if there is any.
     """
     found: tuple[defaultdict[str, list[Row]], ...] = (defaultdict(list), defaultdict(list))
-    for row in collected(fact_rows(records, older)):
+    for row in fact_rows(records, older).collected():
         found[row["is_older"]][row["what"]].append(row)
     return {**found[0], "stale": _stale(records, found[0]["sum"])}, found[1]
 
 
-def fact_rows(records: Stored, older: Stored | None = None) -> DataFrame:
+def fact_rows(records: Stored, older: Stored | None = None) -> Made:
     """The query of ``facts``: records are added up where they lie, then those of a run are together."""
     now = records.take(*_CARRIED, "false AS is_older")
     before = None if older is None else older.take(*_CARRIED, "true AS is_older")
-    return queried(queried(now.joined(before), (), _PARTS).frame, ("boot",), _FACTS).frame
+    return queried(queried(now.joined(before), (), _PARTS), ("boot",), _FACTS)
 
 
 def _stale(records: Stored, sums: Rows) -> Rows:
@@ -93,7 +91,7 @@ def _stale(records: Stored, sums: Rows) -> Rows:
     is_one += f" AND {_BEGAN} IN ({', '.join(map(str, begins))})"
     executions = records.take(*_LAST, f"{_BEGAN} AS began", where=is_one)
     last: dict[tuple[str, int, int], Row] = {}
-    for row in collected(queried(executions, (), "FROM rows").frame):
+    for row in queried(executions, (), "FROM rows").collected():
         key = row["boot"], row["epoch"], row["began"]
         last[key] = max(row, last.get(key, row), key=lambda each: [each[name] for name in _LAST])
     return [{**row, "higher": higher[key]} for key, row in sorted(last.items()) if key in higher]
