@@ -158,7 +158,7 @@ ifneq ($(RUNS)$(if $(ROUNDS)$(COUNT),,$(SEED)),)
 else ifeq ($(SCENARIO),alerts)
 	@PYTHONPATH=chaos-tests $(BIN)/python -m chaos.alerts
 else
-	@PYTHONPATH=tests $(BIN)/python -m pytest -p support.schedule chaos-tests -n $(or $(JOBS),$(shell nproc)) --dist loadfile $(if $(SCENARIO),-k '$(SCENARIO)')$(if $(ROUNDS)$(COUNT), -s)
+	@PYTHONPATH=tests $(BIN)/python -m pytest -p support.schedule -p support.zygote chaos-tests -n $(or $(JOBS),$(shell nproc)) --dist loadfile $(if $(SCENARIO),-k '$(SCENARIO)')$(if $(ROUNDS)$(COUNT), -s)
 endif
 
 compose-test: $(TOOLS) ## the pair of docker-compose.yml under faults (Docker; docs/deployment.md)

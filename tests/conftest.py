@@ -15,8 +15,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 import pytest
 from hypothesis import settings
 
-from support.zygote import use_zygote
-
 # How long one example takes says nothing on a machine that does other things as well.
 settings.register_profile("patient", settings(), deadline=None)
 settings.load_profile("patient")
@@ -27,6 +25,7 @@ pytest_plugins = [
     "support.planted_root",
     "support.schedule",
     "support.spark_fixtures",
+    "support.zygote",
     "bstar_testing.plugin",
 ]
 
@@ -44,8 +43,6 @@ def _refuse(event: str, _: object) -> None:
 
 
 sys.addaudithook(_refuse)
-
-use_zygote()
 
 # To rewrite the assertions of all modules takes four times as long as to collect their tests, so pytest keeps
 # what it wrote.

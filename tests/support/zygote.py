@@ -14,6 +14,7 @@ process or of the command asks for one.
 from __future__ import annotations
 
 import _posixsubprocess
+import atexit
 import ctypes
 import gc
 import io
@@ -103,6 +104,7 @@ class Zygote:
         with self._lock:
             if self._link is None:
                 self._link = self._launch()
+                atexit.register(self._close)
             _be_subreaper(1)
             try:
                 socket.send_fds(self._link, [request], files)
@@ -125,9 +127,15 @@ class Zygote:
             )
         return ours
 
+    def _close(self) -> None:
+        assert self._link is not None
+        assert self._process is not None
+        self._link.close()
+        self._process.wait()
 
-def use_zygote() -> None:
-    """From now on ``subprocess`` starts the command by forks."""
+
+def pytest_configure() -> None:
+    """As a plugin of pytest: from now on ``subprocess`` starts the command by forks."""
     subprocess._fork_exec = Zygote().fork_exec  # type: ignore[attr-defined]
 
 
