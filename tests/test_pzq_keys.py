@@ -89,6 +89,7 @@ def test_with_keys_messages_go_through_before_and_after_a_kill(pair: Pair) -> No
     ):
         shop.produce([b"1", b"2"])
         assert sorted(packer.consume(2)) == [b"1", b"2"]
+        pair.primary.wait_for("both are acknowledged", lambda state: state.fronts[0].counts["done"] == 2)
         pair.kill_active()
     with (
         context() as zmq_context,

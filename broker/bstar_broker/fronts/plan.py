@@ -12,7 +12,7 @@ from bstar_broker.core.front import Front, Inlet
 class Door(msgspec.Struct, frozen=True):
     """A socket that a front binds.
 
-    ``key`` is the configuration's, for errors. ``queue_max``: messages that wait on each side (0: no
+    ``key`` is the configuration's, for errors. ``queue_max``: messages that wait for a peer (0: no
     bound). A message of a ROUTER begins with its peer's routing id.
 
     ``may_enter``: who may connect, with keys. Who uses services at all may enter a door without such a rule:

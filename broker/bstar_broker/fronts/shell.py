@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _KINDS = {"router": zmq.ROUTER, "dealer": zmq.DEALER, "pub": zmq.PUB}
 _LINGER_MS = 500
+# Of one connection. With keys libzmq counts the user id among them for ever: with 1, no message would come.
+_UNREAD_MAX = 10_000
 # A PUB reads subscriptions alone: prefixes of topics.
 _SUBSCRIPTION_BYTES_MAX = 65_536
 
@@ -106,7 +108,8 @@ class FrontShell(Closing):
         keep_apart(socket, 0)
         set_up_listener(socket)
         socket.linger = _LINGER_MS
-        socket.sndhwm = socket.rcvhwm = door.queue_max
+        socket.sndhwm = door.queue_max
+        socket.rcvhwm = _UNREAD_MAX
         socket.maxmsgsize = frame_bytes_max
         if door.kind == "pub":
             socket.maxmsgsize = min(_SUBSCRIPTION_BYTES_MAX, frame_bytes_max)
