@@ -374,6 +374,16 @@ def test_large_heads_and_bodies_are_refused(bounded: int) -> None:
             assert told.read().startswith(b"HTTP/1.1 413 ")
 
 
+def test_a_request_that_has_two_ends_is_the_last_of_its_connection(bounded: int) -> None:
+    with connected(bounded) as twofold, twofold.makefile("rb") as told:
+        twofold.sendall(b"POST /call/echo HTTP/1.1\r\nHost: h\r\nContent-Length: 6\r\n")
+        twofold.sendall(b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+        twofold.sendall(b"POST /call/echo HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nx")
+        answers = told.read()
+    assert answers.startswith(b"HTTP/1.1 400 ")
+    assert answers.count(b"HTTP/1.1 ") == 1
+
+
 @pytest.mark.parametrize("length", [b"Content-Length: 20000000", b"Transfer-Encoding: chunked"])
 def test_who_sends_much_too_large_a_body_reads_the_answer_and_asks_again(bounded: int, length: bytes) -> None:
     """A connection that ends with unread data is reset, and a reset can come before the answer is read."""

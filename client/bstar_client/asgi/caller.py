@@ -47,8 +47,12 @@ class Caller:
             self._watcher.cancel()
 
     async def body(self, headers: Headers, bytes_max: int) -> bytes:
-        """The whole body. FrontError if it is too large, or takes too long."""
+        """The whole body. FrontError if it is too large, takes too long, or has two ends."""
         length = headers.get("content-length", "0")
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy before this server may see the end of the request elsewhere (RFC 9112, 6.1).
+            text = "a request has Content-Length or Transfer-Encoding, not both"
+            raise FrontError("bad-request", text, headers=_LAST)
         if length.isascii() and length.isdigit() and int(length) > bytes_max:
             # Who waits for a 100 sends no body now, so the connection must end.
             raise _too_large(bytes_max, _LAST if "expect" in headers else None)
