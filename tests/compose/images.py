@@ -185,9 +185,10 @@ def _download_wheels(folder: Path, version: str) -> None:
     """What the program needs, to build it and to run it, for that version of Python on Linux."""
     tables = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = tables["project"]
+    extras = project["optional-dependencies"]
     wanted = [
         *project["dependencies"],
-        *project["optional-dependencies"]["server"],
+        *(each for extra in ("server", "http", "schema") for each in extras[extra] if "bstar[" not in each),
         *tables["build-system"]["requires"],
     ]
     machine = platform.machine()
