@@ -123,6 +123,16 @@ def test_what_stands_still_is_ended_with_the_harness() -> None:
     wait_until(has_ended, "the group was killed")
 
 
+def test_a_harness_that_ends_leaves_no_warning(tmp_path: Path) -> None:
+    program = (
+        "import sys, pathlib; from bstar_testing.processes import Process\n"
+        "with Process('short', ['cat'], folder=pathlib.Path(sys.argv[1])): pass"
+    )
+    argv = [sys.executable, "-W", "default", "-c", program, str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
 def test_a_pair_ends_every_process_although_something_else_does_not_end(tmp_path: Path) -> None:
     def refuse() -> None:
         raise OSError("no end")

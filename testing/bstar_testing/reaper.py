@@ -6,6 +6,7 @@ end of the pipe closes, it kills the groups that are left, and ends.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
@@ -39,9 +40,15 @@ class Reaper:
                     stdin=subprocess.PIPE,
                     start_new_session=True,
                 )
+                atexit.register(self._close)
             assert self._process.stdin is not None
             self._process.stdin.write(text.encode())
             self._process.stdin.flush()
+
+    def _close(self) -> None:
+        """The harness ends. Python would warn of a process that still runs."""
+        if self._process is not None:
+            self._process.communicate()
 
 
 REAPER = Reaper()
