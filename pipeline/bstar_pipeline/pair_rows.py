@@ -23,6 +23,8 @@ Row = Mapping[str, Any]
 
 Rows = Sequence[Row]
 
+_OFFSET = pa.schema({"boot": pa.string(), "offset_us": pa.int64()})
+
 
 def read_files(spark: SparkSession, files: Iterable[str], shape: StructType) -> DataFrame:
     """Files of a table as one frame."""
@@ -30,6 +32,11 @@ def read_files(spark: SparkSession, files: Iterable[str], shape: StructType) -> 
     # Without a file it is made without Python on the executors.
     empty = (F.lit(None).cast(field.dataType).alias(field.name) for field in shape)
     return spark.read.schema(shape).parquet(*found) if found else spark.range(0).select(*empty)
+
+
+def offsets(runs: Rows) -> pa.Table:
+    """What the clock of each run lacks, for queries: boot, offset_us."""
+    return pa.Table.from_pylist([{name: run[name] for name in _OFFSET.names} for run in runs], _OFFSET)
 
 
 def by_pair(rows: Iterable[Row]) -> dict[str, list[Row]]:

@@ -247,7 +247,7 @@ class Made:
 
     def collected(self) -> Rows:
         """Its rows, if they are few."""
-        return [row for batch in self.batches() for row in batch.to_pylist()]
+        return _listed(self.batches())
 
     def changed(self, condition: str, **columns: str) -> Made:
         """The rows for which the condition holds, with other expressions for columns."""
@@ -263,13 +263,12 @@ class Made:
             written = write(self.rows.batches())
         else:
             written = self.rows.mapInArrow(write, parquet.WRITTEN).toArrow().to_batches()
-        return [File(**row) for batch in written for row in batch.to_pylist()]
+        return [File(**row) for row in _listed(written)]
 
     def summed(self, query: str) -> Rows:
         """What a query makes, here, of all its rows; those are few."""
         whole = _Query(query, _arrow(self.shape))
-        found = whole.rows(whole.shape(), self.batches())
-        return [row for batch in found for row in batch.to_pylist()]
+        return _listed(whole.rows(whole.shape(), self.batches()))
 
 
 def queried(
@@ -311,6 +310,10 @@ def queried(
     if keys and not isinstance(source, _Here):
         source = source.repartition(*keys)
     return Made(source, asked, shape or from_arrow_schema(asked.shape()))
+
+
+def _listed(batches: Iterable[pa.RecordBatch]) -> Rows:
+    return [row for batch in batches for row in batch.to_pylist()]
 
 
 def _places(rows: Stored) -> list[pa.RecordBatch]:

@@ -128,7 +128,8 @@ class EpochKeeper:
         self._epoch = 0
         self._reported_at = 0.0
         self._thread = FileThread("bstar-state-dir")
-        self._is_done: threading.Event | None = None
+        self._is_done = threading.Event()
+        self._is_done.set()
         self._asked_at = 0.0
 
     def open(self) -> int:
@@ -165,14 +166,14 @@ class EpochKeeper:
         """Retry a failed store. See that the next one will not fail: somebody may have removed the folder, or
         the system may have made it read-only.
         """
-        if self._is_done is None or self._is_done.is_set():
+        if self._is_done.is_set():
             self.write(partial(self._look, now), now)
         elif now >= self._asked_at + _HANGS_S:
             self._fail("the disk does not answer", now)
 
     def write(self, job: Callable[[], None], now: float) -> None:
         """Have something done to the folder. Waits for the end of it if that comes soon."""
-        if self._is_done is None or self._is_done.is_set():
+        if self._is_done.is_set():
             self._asked_at = now
         self._is_done = self._thread.do(job)
         self._is_done.wait(_PATIENCE_S)

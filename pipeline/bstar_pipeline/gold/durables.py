@@ -14,7 +14,7 @@ from collections import defaultdict
 import pyarrow as pa
 
 from bstar_pipeline.gold.history import CLOCK_ERROR_US
-from bstar_pipeline.pair_rows import Rows
+from bstar_pipeline.pair_rows import Rows, offsets
 from bstar_pipeline.partitions import Made, Stored, queried
 from bstar_pipeline.schema import table_schema
 
@@ -22,7 +22,6 @@ from bstar_pipeline.schema import table_schema
 _UNWRITTEN_US = 2_000_000
 _FOREVER = 1 << 62
 _COUNTED = ("pending", "answered", "dead", "cancelled")
-_OFFSET = pa.schema({"boot": pa.string(), "offset_us": pa.int64()})
 _STATED = pa.schema(
     {
         **dict.fromkeys(("pair", "node"), pa.string()),
@@ -48,11 +47,9 @@ def durable_findings(
 
 def _stated(records: Stored, runs: Rows, states: Rows) -> Rows:
     """Of each pair what a store that led has counted last, and until when an end may be in no record."""
-    offsets = [{name: run[name] for name in _OFFSET.names} for run in runs]
     is_told = "kind = 'store' AND is_leading"
     told = records.take("pair", "boot", "mono", "entry", "node", *_COUNTED, where=is_told)
-    tables = {"runs": pa.Table.from_pylist(offsets, _OFFSET)}
-    last = queried(told, (), _LAST, tables=tables).summed(_LAST_OF_ALL)
+    last = queried(told, (), _LAST, tables={"runs": offsets(runs)}).summed(_LAST_OF_ALL)
     doubts: defaultdict[str, int] = defaultdict(int)
     for run in runs:
         if run["source"] == "broker" and (run["missing"] or run["dropped"]):

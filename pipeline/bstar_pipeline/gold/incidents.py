@@ -19,7 +19,7 @@ import pyarrow as pa
 from bstar.records.broker import FINISHED
 from bstar_pipeline.gold import outages
 from bstar_pipeline.gold.history import Incident, PairHistory
-from bstar_pipeline.pair_rows import Row, Rows, by_pair
+from bstar_pipeline.pair_rows import Row, Rows, by_pair, offsets
 from bstar_pipeline.partitions import Stored, queried
 from bstar_pipeline.tables import utc
 
@@ -37,7 +37,6 @@ _SPAN = pa.schema(
         **dict.fromkeys((*_OF_OUTAGE, "outage_until_us"), pa.int64()),
     }
 )
-_OFFSET = pa.schema({"boot": pa.string(), "offset_us": pa.int64()})
 # These say nothing of who served and who took over.
 _OF_BOTH = ("start", "both-active", "both-crash", "partition", "handover")
 
@@ -60,8 +59,7 @@ def counts(found: Rows, records: Stored, runs: Rows, requests: Stored) -> Rows:
     if not found:
         return ()
     spans = pa.Table.from_pylist([{name: row.get(name) for name in _SPAN.names} for row in found], _SPAN)
-    offsets = [{"boot": run["boot"], "offset_us": run["offset_us"]} for run in runs]
-    tables = {"spans": spans, "runs": pa.Table.from_pylist(offsets, _OFFSET)}
+    tables = {"spans": spans, "runs": offsets(runs)}
     refusals = records.take(*_REFUSAL, where="kind = 'refused'")
     touched = queried(requests.take(*_REQUEST), (), _TOUCHED, tables={"spans": spans})
     refused = queried(refusals, (), _REFUSED, tables=tables)

@@ -7,10 +7,8 @@ its attempts, which have its id as their ``client``.
 
 # ruff: noqa: S608 - all that is put into queries are constants
 
-import pyarrow as pa
-
 from bstar_pipeline.gold.rules import DURABLE_NUMBER
-from bstar_pipeline.pair_rows import Rows
+from bstar_pipeline.pair_rows import Rows, offsets
 from bstar_pipeline.partitions import Made, Stored, queried
 from bstar_pipeline.schema import table_schema
 
@@ -19,19 +17,17 @@ _CARRIED = (
     "topic", "pair", "client", "submission", "boot", "mono", "day", "node", "service", "step", "entry",
     "cause", "attempts", "reply_crc", "weight", "busy_us",
 )  # fmt: skip
-_OFFSET = pa.schema({"boot": pa.string(), "offset_us": pa.int64()})
 
 
 def durables(records: Stored, runs: Rows) -> Made:
     """``silver.durables`` of bronze records and rows of ``silver.runs``, of the day of its last step."""
-    offsets = [{name: run[name] for name in _OFFSET.names} for run in runs]
     is_given = f"topic = 'requests' AND number = {DURABLE_NUMBER} AND deliveries > 0"
     return queried(
         records.take(*_CARRIED, where=f"topic = 'durables' OR ({is_given})"),
         ("pair", "client"),
         _SQL,
         table_schema("silver.durables"),
-        tables={"runs": pa.Table.from_pylist(offsets, _OFFSET)},
+        tables={"runs": offsets(runs)},
     )
 
 
