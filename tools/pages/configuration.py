@@ -1,9 +1,11 @@
-"""``docs/configuration.md``: every key, and the relations between keys."""
+"""``docs/configuration.md``: how a configuration is given, and the relations between keys.
+
+The keys themselves are in the sample configurations, which are generated from the same schema.
+"""
 
 from bstar.settings import RESERVED_VARIABLES
-from bstar.settings.fields import ENTRIES, FIELDS, SECTIONS, Field
+from bstar.settings.fields import ENTRIES
 from bstar.settings.relations import RELATIONS
-from bstar.settings.sample import by_profile, scalar
 from pages.markdown import wrapped
 
 
@@ -15,41 +17,23 @@ def generate() -> str:
         "<!-- Written by `make docs` from the schema in bstar/bstar/settings. -->",
         "",
         (
-            "A node reads one YAML file; `bstar sample-config --role primary` prints a complete one "
-            "([configs/primary.yaml](../configs/primary.yaml), "
-            "[configs/backup.yaml](../configs/backup.yaml)). Environment variables override the file, "
-            "options of the command override both: `BSTAR_ENDPOINTS__CLIENTS` is `endpoints.clients`. A "
-            "node with a wrong key, value or relation does not start, and reports all of them with their "
-            "places. `bstar check-config A.yaml B.yaml` checks two files, and whether they are a pair."
+            "[configs/primary.yaml](../configs/primary.yaml) has every key of a node, with its meaning, "
+            "values and default; `bstar sample-config --role primary` prints it "
+            "([configs/backup.yaml](../configs/backup.yaml): `--role backup`). A node reads one such file. "
+            "Environment variables override the file, options of the command override both: "
+            "`BSTAR_ENDPOINTS__CLIENTS` is `endpoints.clients`. A node with a wrong key, value or relation "
+            "does not start, and reports all of them with their places. `bstar check-config A.yaml B.yaml` "
+            "checks two files, and whether they are a pair. Relative paths start where bstar is started."
         ),
         "",
         "| variable that is no key | |",
         "|---|---|",
         *(f"| `{name}` | {meaning} |" for name, meaning in RESERVED_VARIABLES.items()),
         "",
-        (
-            "Relative paths start where bstar is started. A default like `auto 0.1, wan 1` is by `profile`. "
-            "`sample-config` has the values that each key takes."
-        ),
-        "",
     ]
-    for section in ("", *SECTIONS):
-        lines += ["## The node", ""] if not section else [f"## `{section}`", "", SECTIONS[section], ""]
-        if section and not any(field.section == section for field in FIELDS.values()):
-            continue  # it holds sections only
-        lines += ["| key | default | meaning |", "|---|---|---|"]
-        lines += [
-            f"| `{path}` | {_default(field)} | {field.description} |"
-            for path, field in FIELDS.items()
-            if field.section == section
-        ]
-        lines.append("")
     for path, members in ENTRIES.items():
-        lines += [f"## An entry of `{path}`", "", "| key | default | meaning |", "|---|---|---|"]
-        lines += [
-            f"| `{path}.PATTERN.{name}` | {_default(member)} | {member.description} |"
-            for name, member in members.items()
-        ]
+        lines += [f"## An entry of `{path}`", "", "| key | meaning |", "|---|---|"]
+        lines += [f"| `{path}.PATTERN.{name}` | {member.description} |" for name, member in members.items()]
         lines.append("")
     lines += [
         "## Clients and workers",
@@ -57,20 +41,10 @@ def generate() -> str:
         (
             "Commands take a file of their own with `--config FILE` or `BSTAR_CLIENT_CONFIG`; programs read "
             "it with `bstar.settings.load_fleet` and give what that returns to `HAClient` or `Worker` in "
-            "place of endpoints. `bstar sample-config --role client` prints one "
-            "([configs/client.yaml](../configs/client.yaml)), `bstar check-config --client FILE` checks "
-            "one. [fleet.md](fleet.md) is about several pairs."
-        ),
-        "",
-        "| key | default | meaning |",
-        "|---|---|---|",
-        (
-            "| `pairs` | required | Names with lists of endpoints, the primary's "
-            "first. A list of lists gives the pairs no names; a service then moves when a node moves. |"
-        ),
-        (
-            "| `pins` | `{}` | Services that belong to a certain pair, with its name; one "
-            "that ends with `*` stands for all that begin so. |"
+            "place of endpoints. [configs/client.yaml](../configs/client.yaml), which `bstar sample-config "
+            "--role client` prints, explains its two keys, `pairs` and `pins`; `bstar check-config --client "
+            "FILE` checks one. Pairs as a list of lists have no names: a service then moves when a node "
+            "moves. [fleet.md](fleet.md) is about several pairs."
         ),
         "",
         "## Relations between keys",
@@ -89,9 +63,3 @@ def generate() -> str:
         "",
     ]
     return wrapped("\n".join(lines))
-
-
-def _default(field: Field) -> str:
-    if field.from_profile:
-        return by_profile(field)
-    return f"`{scalar(field.default)}`" if field.has_default else "required"

@@ -1,7 +1,7 @@
 """How Sphinx makes a site of docs/ (``make docs``). A link to a page or a heading that is not there fails it.
 
-The site stands alone: the README is its first page, and a link to a file of the repository that is no page
-becomes that file's path.
+The site stands alone: the README is its first page, a link to a file of the repository that is no page
+becomes that file's path, and the page of the configuration ends with the sample.
 """
 
 import re
@@ -37,6 +37,8 @@ def _prepare(_: Any, page: str, source: list[str]) -> None:
     if page == root_doc:
         contents = text[text.index("```{toctree}") :]
         text = _LINK.sub(_from_root, (_ROOT / "README.md").read_text()) + contents
+    if page == "configuration":
+        text += f"\n## All keys\n\n```yaml\n{(_ROOT / 'configs/primary.yaml').read_text()}```\n"
     source[0] = _LINK.sub(lambda link: _kept(link, folder), text)
 
 

@@ -11,7 +11,7 @@ NO_LIMITS = ServiceLimits()
 
 
 class BrokerSettings(msgspec.Struct):
-    """Times in seconds, bounds in counts and bytes; docs/configuration.md tells operators more.
+    """Times in seconds, bounds in counts and bytes; configs/primary.yaml tells operators more.
 
     The parts of the core share one object. Only a reload changes it, and only ``RELOADABLE`` fields and
     ``services``, the limits of services by pattern.

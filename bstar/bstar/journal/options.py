@@ -9,7 +9,7 @@ GIB = 1024 * MIB
 
 
 class JournalOptions(msgspec.Struct, frozen=True):
-    """The keys of the configuration's section ``journal`` mean the same; see docs/configuration.md.
+    """The keys of the configuration's section ``journal`` mean the same; see configs/primary.yaml.
 
     ``directory`` is made when missing. ``sample`` is the share of requests that are recorded (0 to 1). A
     file is closed and another begun at ``rotate_bytes`` or after ``rotate_s`` seconds, then packed if

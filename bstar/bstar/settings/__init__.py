@@ -4,8 +4,8 @@
 of strength) and returns :class:`Settings`. Whatever is wrong is reported in one
 :class:`~bstar.errors.ConfigurationError`: every unknown key, wrong value and broken relation with the place
 it came from and what to do about it. ``check_pair`` says whether two configurations belong together. The
-schema is the one source of the documentation: the sample configurations and ``docs/configuration.md`` are
-written from it. ``load_fleet`` reads the settings of clients and workers: where the pairs are.
+schema is the one source of the documentation: the sample configurations are written from it. ``load_fleet``
+reads the settings of clients and workers: where the pairs are.
 
 An application that gets its endpoints elsewhere needs nothing of this package, which reads YAML.
 """

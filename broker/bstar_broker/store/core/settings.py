@@ -8,7 +8,7 @@ WhenAlone = Literal["refuse", "accept"]
 
 
 class StoreSettings(msgspec.Struct, frozen=True):
-    """Times in seconds, bounds in counts and bytes; docs/configuration.md tells operators more."""
+    """Times in seconds, bounds in counts and bytes; configs/primary.yaml tells operators more."""
 
     when_alone: WhenAlone = "refuse"
     requests_max: int = 10_000_000
