@@ -7,9 +7,9 @@ def generate() -> str:
     """The Markdown between the markers."""
     rows = [
         f"| `{each.reason}`{' *' if each.is_of_service else ''} "
-        f"| {'BUSY' if each.code is None else each.code.name}: {each.text} | {each.do} |"
+        f"| {'BUSY' if each.code is None else each.code.name} | {each.do} |"
         for each in REFUSALS
     ]
     ran = ", ".join(f"`{each.reason}`" for each in REFUSALS if each.may_have_run)
     note = f"\\* counts for the service. An earlier attempt may have run: {ran} only."
-    return "\n".join(["| reason | what the client gets | do |", "|---|---|---|", *rows, "", note])
+    return "\n".join(["| reason | answer | do |", "|---|---|---|", *rows, "", note])

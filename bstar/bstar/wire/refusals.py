@@ -168,7 +168,7 @@ STORE_REFUSES = Refusal(
 STORE_BUSY = Refusal(
     "store-busy",
     "too many durable operations wait, or 64 MiB of submits",
-    "fewer of them at once",
+    "fewer durable operations at once",
     retry_after_ms=_SLOW_RETRY_MS,
 )
 UNREAD_REPLIES = Refusal(
