@@ -1,4 +1,4 @@
-"""The rules of the pair, for docs/binary-star.md: a diagram, the rules, and what their words mean."""
+"""The rules of the pair, for docs/binary-star.md: a diagram and the table."""
 
 from bstar.star.rules import RULES, Effect, Event, Guard, Role, Rule, State
 from pages.markdown import wrapped
@@ -6,7 +6,7 @@ from pages.markdown import wrapped
 
 def generate() -> str:
     """The Markdown between the markers."""
-    return "\n".join([*_diagram(), "", *_rules(), "", *_words()])
+    return "\n".join([*_diagram(), "", *_rules()])
 
 
 def _diagram() -> list[str]:
@@ -49,16 +49,3 @@ def _cells(rule: Rule) -> str:
     if rule.state is State.ACTIVE and rule.next_state is State.ACTIVE:
         effect = ", takes a new epoch"
     return f"| `{rule.event.name}` | {guard} | {next_state}{effect} | {rule.reason} |"
-
-
-def _words() -> list[str]:
-    guards = [guard for guard in Guard if guard not in {Guard.ALWAYS, Guard.MAJORITY_MISSING}]
-    return [
-        "| event | what happened |",
-        "|---|---|",
-        *(f"| `{event.name}` | {event.value} |" for event in Event),
-        "",
-        "| condition | what holds |",
-        "|---|---|",
-        *(f"| `{guard.name}` | {guard.value} |" for guard in guards),
-    ]
