@@ -92,10 +92,11 @@ class DurableCalls(Client, ABC):
         ``key``: the caller's own name for it. Whoever submits to the service with this key submits the same
         request, and gets the same id, as long as the store knows it. ``delay``: seconds until it begins;
         ``at``: the time at which it begins, a datetime with a time zone or Unix seconds. ``expires``: seconds
-        after which it is a dead letter if no attempt has succeeded. ``retries``: how often it is tried.
-        ``priority``: 0 to 9; of one service the highest begins first. ``headers``: names and texts beside the
-        body, which the handler finds in ``request.headers``, as those of ``request``. ``group``: of one
-        service and group one request is executed at a time, in the order in which they were stored.
+        from the submit, more than ``delay``, after which it is a dead letter without an answer. ``retries``:
+        how often it is tried. ``priority``: 0 to 9, the highest of a service first. ``headers``: names
+        and texts beside the body, which the handler finds in ``request.headers``, as those of ``request``.
+        ``group``: of one service and group one request is executed at a time, in the order in which they were
+        stored.
 
         Raises BusyError (refused until the deadline, not stored), RejectedError (not stored),
         NoActiveNodeError (not stored), CallTimeoutError (it may be stored if ``may_have_executed``: submit it
