@@ -273,8 +273,13 @@ def test_a_promoted_backup_serves_and_a_primary_that_comes_back_stands_by() -> N
 # --- broken builds: a test of the tests ---------------------------------------------------------------------
 
 
-def first_violation(mood: Mood, seeds: range, *, storm_s: float = math.inf) -> Outcome:
-    """Of the first seed that breaks a rule. ``storm_s`` cuts storms that are longer."""
+def first_violation(mood: Mood, first: int, *, storm_s: float = math.inf) -> Outcome:
+    """Of the first seed from ``first`` on that breaks a rule. ``storm_s`` cuts storms that are longer.
+
+    Tests begin where one is found today: each of the seeds before takes a second. Those after it are for a
+    product that has changed.
+    """
+    seeds = range(first, first + 40)
     for seed in seeds:
         setup = setup_of(seed, mood=mood, profile="lan", keys=False, pirates=False, emq=False, limit=False)
         faults = tuple(fault for fault in setup.faults if fault.at < storm_s)
@@ -314,12 +319,12 @@ def break_the_check_of_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_build_without_the_stall_rule_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     break_the_stall_rule(monkeypatch)
     # (f): with on_dual_active exit both end for it.
-    assert first_violation(Mood.PROCESSES, range(1, 41)).rule in ("a", "f")
+    assert first_violation(Mood.PROCESSES, 10).rule in ("a", "f")
 
 
 def test_a_build_that_does_not_match_replies_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     break_the_matching_of_replies(monkeypatch)
-    assert first_violation(Mood.PROCESSES, range(1, 6)).rule == "c"
+    assert first_violation(Mood.PROCESSES, 1).rule == "c"
 
 
 def test_a_build_that_redelivers_what_must_not_be_executed_twice_is_caught(
@@ -332,7 +337,7 @@ def test_a_build_that_redelivers_what_must_not_be_executed_twice_is_caught(
         sound(self, request, *arguments)
 
     monkeypatch.setattr(Endings, "redeliver", forgets_the_rule)
-    assert first_violation(Mood.PROCESSES, range(1, 41)).rule == "i"
+    assert first_violation(Mood.PROCESSES, 11).rule == "i"
 
 
 def test_a_build_that_does_not_mark_what_it_redelivers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,12 +348,12 @@ def test_a_build_that_does_not_mark_what_it_redelivers_is_caught(monkeypatch: py
         return sound(*unmarked)
 
     monkeypatch.setattr(type(native_broker.CODEC), "request", marks_nothing)
-    assert first_violation(Mood.PROCESSES, range(1, 41)).rule == "i"
+    assert first_violation(Mood.PROCESSES, 1).rule == "i"
 
 
 def test_a_build_whose_workers_obey_any_epoch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     break_the_check_of_epochs(monkeypatch)
-    assert first_violation(Mood.LINKS, range(31, 71)).rule == "b"
+    assert first_violation(Mood.LINKS, 62).rule == "b"
 
 
 def test_a_build_whose_workers_never_follow_a_pair_below_what_a_liar_made_of_it_is_caught(
@@ -361,7 +366,7 @@ def test_a_build_whose_workers_never_follow_a_pair_below_what_a_liar_made_of_it_
 def test_the_shrinker_leaves_only_faults_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     break_the_check_of_epochs(monkeypatch)
     # Shrinking plays a run again and again: a short one.
-    found = first_violation(Mood.LINKS, range(31, 71), storm_s=15.0)
+    found = first_violation(Mood.LINKS, 62, storm_s=15.0)
 
     small, outcome = shrink(found.setup)
 
