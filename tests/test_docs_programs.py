@@ -80,6 +80,21 @@ def shell(folder: Path, *typed: str) -> str:
     return done.stdout
 
 
+def tested(folder: Path, *names: str) -> str:
+    """What pytest prints about tests that pass. What they start is forked, as for the tests here."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "support.zygote", *names],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @contextmanager
 def running(folder: Path, *command: str) -> Iterator[None]:
     process = subprocess.Popen([sys.executable, *command], cwd=folder)
@@ -222,15 +237,7 @@ def test_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert out.startswith("200 prices, none lost")
             pair.primary.start()
             assert run(tmp_path, "orders.py") == ["3 of 7 are on their way"]
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_shop.py"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        assert "4 passed" in done.stdout, done.stdout
+        assert "4 passed" in tested(tmp_path, "test_shop.py")
 
 
 def test_who_runs_pytest_in_the_clone_has_installed_what_its_settings_name() -> None:
@@ -396,15 +403,4 @@ def test_a_service_of_the_users_own_is_tested(tmp_path: Path) -> None:
     for opening in (text for text in blocks("testing.md", "python") if text.startswith("from bstar_testing")):
         (tmp_path / "first.py").write_text(opening)
         assert run(tmp_path, "first.py") == []
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        *map(str, tmp_path.glob("test_*")),
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "9 passed" in done.stdout
+    assert "9 passed" in tested(tmp_path, *(path.name for path in tmp_path.glob("test_*")))

@@ -7,6 +7,7 @@ not (``error …``); it begins where the store ends. ``NOTES`` is a file that ge
 that is synced. At this passing of the fail ``POINT`` it kills itself.
 """
 
+import functools
 import itertools
 import os
 import signal
@@ -25,12 +26,14 @@ from support.memory_table import MemoryTable
 from support.store_disk import PAIR, mark
 
 
+@functools.cache
 def entry_of(number: int) -> Entry:
     """The entry of this number: it depends on nothing else."""
     rows = [submit(10 * number + place, b"x" * (100 * (number % 50))) for place in range(5)]
     return entry(number, submitted(*rows), Cancelled(name(10 * (number - 1))))
 
 
+@functools.cache
 def table_after(number: int) -> list[Record]:
     """The table after this entry, as the rules make it."""
     memory = MemoryTable()

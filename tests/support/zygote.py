@@ -1,5 +1,5 @@
-"""Starts ``python -m bstar_cli`` and the scripts of this folder by a fork of a process that has imported
-the program, in place of an exec.
+"""Starts ``python -m bstar_cli`` and what is in this folder by a fork of a process that has imported the
+program, in place of an exec.
 
 A thousand tests start nodes, workers and commands, and the imports of a node take 0.6 s of CPU. A zygote
 (Android's word) imports once. For each start it forks twice: its child ends at once, and the test process, a
@@ -30,12 +30,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-_COMMAND: Final = ["-m", "bstar_cli"]
+_COMMAND: Final = "bstar_cli"
 _FOLDER: Final = str(Path(__file__).parent) + os.sep
+# Modules of this folder.
+_SUPPORT: Final = "support."
 _EXEC: Final = "BSTAR_TEST_EXEC"
 # What the usual commands import, some of it late.
 _MODULES: Final = (
-    *("bstar.pair.arbiter", "bstar_broker.server", "bstar_broker.supervision"),
+    *("bstar.pair.arbiter", "bstar_broker.server", "bstar_broker.store.disk", "bstar_broker.supervision"),
     *(f"bstar_cli.{name}" for name in ("main", "serve", "arbiter", "worker", "call", "durable", "status")),
     *(f"bstar_cli.{name}" for name in ("services", "orders", "history", "epoch", "configuration", "run")),
 )
@@ -52,6 +54,12 @@ def _early(environment: dict[str, str]) -> dict[str, str]:
     return {
         name: value for name, value in environment.items() if name.startswith(_EARLY) and name not in _LATE
     }
+
+
+def _is_ours(first: str = "", second: str = "") -> bool:
+    if first == "-m":
+        return second == _COMMAND or second.startswith(_SUPPORT)
+    return first.startswith(_FOLDER)
 
 
 def _be_subreaper(is_one: int) -> None:
@@ -76,7 +84,7 @@ class Zygote:
         _, _, _, is_session_leader, *others = arguments[12:22]
         command = [os.fsdecode(each) for each in argv]
         is_usual = (
-            (command[1:3] == _COMMAND or "".join(command[1:2]).startswith(_FOLDER))
+            _is_ours(*command[1:3])
             and executables[0] == os.fsencode(sys.executable)
             and (bool(close_fds), len(kept)) == (True, 1)
             # The group, the user and the mask of the new process, and what it calls before the exec.
@@ -212,7 +220,7 @@ if __name__ == "__main__":
     if (request := _serve(socket.socket(fileno=int(sys.argv[1])))) is not None:
         # What ``python FILE`` and ``python -m`` run.
         if sys.argv[0] == "-m":
-            runpy._run_module_as_main(_COMMAND[1])  # type: ignore[attr-defined]
+            runpy._run_module_as_main(request["argv"][1])  # type: ignore[attr-defined]
         else:
             __file__ = sys.argv[0]
             exec(compile(Path(__file__).read_bytes(), __file__, "exec", dont_inherit=True))
