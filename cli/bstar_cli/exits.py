@@ -1,4 +1,4 @@
-"""The exit codes of ``bstar``, in one place; docs/cli.md says the same for users."""
+"""The exit codes of ``bstar``, in one place; each verb's --help says the same for users."""
 
 from bstar.errors import (
     BstarError,
