@@ -80,7 +80,7 @@ def shell(folder: Path, *typed: str) -> str:
     return done.stdout
 
 
-def tested(folder: Path, *names: str) -> str:
+def run_tests(folder: Path, *names: str) -> str:
     """What pytest prints about tests that pass. What they start is forked, as for the tests here."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "support.zygote", *names],
@@ -237,7 +237,7 @@ def test_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert out.startswith("200 prices, none lost")
             pair.primary.start()
             assert run(tmp_path, "orders.py") == ["3 of 7 are on their way"]
-        assert "4 passed" in tested(tmp_path, "test_shop.py")
+        assert "4 passed" in run_tests(tmp_path, "test_shop.py")
 
 
 def test_who_runs_pytest_in_the_clone_has_installed_what_its_settings_name() -> None:
@@ -403,4 +403,4 @@ def test_a_service_of_the_users_own_is_tested(tmp_path: Path) -> None:
     for opening in (text for text in blocks("testing.md", "python") if text.startswith("from bstar_testing")):
         (tmp_path / "first.py").write_text(opening)
         assert run(tmp_path, "first.py") == []
-    assert "9 passed" in tested(tmp_path, *(path.name for path in tmp_path.glob("test_*")))
+    assert "9 passed" in run_tests(tmp_path, *(path.name for path in tmp_path.glob("test_*")))
