@@ -107,3 +107,21 @@ def test_a_field_that_was_left_out_has_its_default_where_its_kind_has_one(record
         None,
     )
     assert str(request.time) == "2026-11-02 00:00:00.001000+00:00"
+
+
+@pytest.mark.parametrize("many", [0, 40])
+def test_as_many_records_as_lines_are_not_a_record_in_each_line(many: int) -> None:
+    import pyarrow as pa
+
+    from bstar_pipeline.lines import batches
+
+    record = (
+        '{"kind":"execution","v":1,"pair":"p","node":"w","boot":"b","seq":%d,"at":1767571200225389,"mono":5,'
+        '"client":"c","number":1,"service":"s","outcome":"answered","epoch":1,"busy_us":1,"bytes_in":1,"bytes_out":1}'
+    )
+    lines = [record % (number + 10) for number in range(many)]
+    two, cut = record % 1 + record % 2, '{"more":\n{"kind":"x"},' + record[1:] % 3
+    text = "\n".join([*lines, two, cut]).encode()
+    rows = pa.Table.from_batches(batches(text, "p.w.20260105T000000Z.00000000.1.ndjson")).to_pylist()
+    assert [row["rejection"] for row in rows if row["rejection"]] == ["unreadable"] * 3
+    assert sorted(row["seq"] for row in rows if row["seq"]) == [number + 10 for number in range(many)]

@@ -45,3 +45,53 @@ def test_a_database_that_has_spilled_or_failed_is_closed_and_leaves_no_folder(sp
     with pytest.raises(RuntimeError), partitions._database():
         raise RuntimeError
     assert partitions._idle == []
+
+
+def test_rows_of_equal_keys_are_together_in_however_many_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    from bstar_pipeline import partitions
+
+    rows = pa.table({"key": [f"k{number % 100}" for number in range(5_000)], "value": range(5_000)})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    there = partitions.stored(
+        None, [str(tmp_path / "rows.parquet")], from_arrow_schema(rows.schema), is_here=True
+    )
+    query = "SELECT key, count(*) AS rows, sum(value)::BIGINT AS value FROM rows GROUP BY key"
+
+    def found(row_count_max: int) -> tuple[int, list[tuple[object, ...]]]:
+        monkeypatch.setattr(partitions, "_PARTITION_ROWS", row_count_max)
+        asked = partitions.queried(there, ("key",), query)
+        batches = list(asked.batches())
+        return len(batches), sorted(tuple(row.values()) for row in asked.collected())
+
+    whole, parted = found(10_000), found(500)
+    assert whole[0] == 1
+    assert parted[0] == 10
+    assert parted[1] == whole[1]
+    assert len(whole[1]) == 100
+
+
+def test_shares_have_all_rows_and_each_key_in_one() -> None:
+    import pyarrow as pa
+
+    from bstar_pipeline import partitions
+
+    rows = pa.table({"key": [f"k{number % 100}" for number in range(5_000)], "value": range(5_000)})
+    whole = partitions._Query("FROM rows", rows.schema)
+    shares = list(whole.shared(rows.schema, ("key",), 4, rows.to_batches(max_chunksize=999)))
+    of_share: dict[int, set[str]] = {number: set() for number in range(4)}
+    back = []
+    shared = partitions._Query("FROM rows", rows.schema, is_shared=True)
+    for row in (row for batch in shares for row in batch.to_pylist()):
+        batch = pa.RecordBatch.from_pylist([row], shares[0].schema)
+        there = pa.Table.from_batches(shared.rows(rows.schema, [batch]))
+        of_share[row["share"]].update(there["key"].to_pylist())
+        back.append(there)
+    assert sum(map(len, of_share.values())) == len(set.union(*of_share.values())) == 100
+    assert all(of_share.values())
+    assert pa.concat_tables(back).sort_by("value") == rows

@@ -11,11 +11,11 @@ from pathlib import Path
 from bstar_pipeline.commits import NOTHING, Folder, Snapshot, current, folder_named
 from bstar_pipeline.tables import TABLES
 
-# 920,000 records, 38 MB packed and 340 MB not, take 0.9 GB of memory.
-_JOURNALS_MAX = 600 << 20
+# 3,040,000 records, 120 MB packed and 1.1 GB not, take 0.8 GB of memory; 920,000 take 0.7.
+_JOURNALS_MAX = 2 << 30
 _TABLES_MAX = 4 << 30
-# A job takes three times as much memory as there are journals.
-_MEMORY_SHARE = 4
+# A job takes twice as much memory as there are journals, if those are few.
+_MEMORY_SHARE = 3
 _LITTLE, _MEDIUM = 100 << 20, 2 << 30
 # How many times as long journals become when they are unpacked.
 _PACKED = 15

@@ -1,19 +1,20 @@
 """Lines of journals as columns of Arrow, by the parser of the records themselves, on every engine.
 
-Nearly all lines are of the few kinds that come by the million: those of one kind are parsed together. What is
-left over, or is not simply a record of today, is looked at line by line, and if need be field by field.
+Nearly all lines are simply records of today: many are parsed together. Of lines of which one is not, each is
+looked at by itself, and if need be field by field.
 """
 
 import datetime as dt
+import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any, Union
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import astuple
 from pyspark.sql import types
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -53,16 +54,15 @@ _RANGES = {
     "seq": (1, 1 << 53),
     **dict.fromkeys(("at", "mono", "total_us", "busy_us"), (0, TIME_US_MAX)),
 }
-# Of fewer lines each is looked at by itself.
+# Fewer lines, or records of a kind, are rows by themselves.
 _FEW = 16
-# So many first bytes of a line tell the frequent kinds apart.
-_HEAD = 15
-_FREQUENT = {f'{{"kind":"{kind}",'.encode()[:_HEAD]: kind for kind in TOPICS}
-_parse_all: dict[str, Callable[[bytes], list[Base]]] = {
-    kind: msgspec.json.Decoder(list[KINDS[kind]]).decode  # type: ignore[valid-type]
-    for kind in TOPICS
+_BEGIN = b'{"kind":"'
+_SHAPES = {
+    kind: pa.struct([ROWS.field(name) for name in struct.__struct_fields__]) for kind, struct in KINDS.items()
 }
-_parse_known: Callable[[bytes], Base] = msgspec.json.Decoder(Union[tuple(KINDS.values())]).decode  # noqa: UP007
+_known = msgspec.json.Decoder(Union[tuple(KINDS.values())])  # noqa: UP007
+_parse_known: Callable[[bytes], Base] = _known.decode
+_parse_all: Callable[[bytes], list[Base]] = _known.decode_lines
 _parse_any = msgspec.json.Decoder().decode
 _encode = msgspec.json.encode
 _FIELDS = {field.name: field.dataType for field in LINE.fields}
@@ -71,23 +71,25 @@ _KIND_OF: dict[type, str] = {struct: kind for kind, struct in KINDS.items()}
 Row = dict[str, Any]
 
 
-def batches(lines: Sequence[bytes], file: str) -> Iterator[pa.RecordBatch]:
-    """Lines of one file, without their ends, as rows (``ROWS``).
+def batches(text: bytes, file: str) -> Iterator[pa.RecordBatch]:
+    """Lines of one file, without the last one's end, as rows (``ROWS``).
 
     A record has the fields of ``bstar.records`` (those of its kind with their defaults, the others null),
     ``time`` (of ``at``), ``topic`` and ``day`` (of ``at``, UTC). A line that is no record has the topic
     "rejected", a ``rejection`` that says why, its text, and pair and day of the file's name.
     """
-    of_kind: defaultdict[str, list[bytes]] = defaultdict(list)
-    others: list[bytes] = []
-    for line in lines:
-        kind = _FREQUENT.get(line[:_HEAD])
-        (others if kind is None else of_kind[kind]).append(line)
-    for kind, of_one in of_kind.items():
-        yield from _together(kind, of_one, file, others)
-    if others:
+    together = _together(text, file)
+    if together is not None:
+        yield from together
+        return
+    lines = text.split(b"\n")
+    if len(lines) <= _FEW:
         about = about_name(file)
-        yield _of_rows([_row(line, about) for line in others], file)
+        yield _of_rows([_row(line, about) for line in lines], file)
+        return
+    half = len(lines) // 2
+    for some in (lines[:half], lines[half:]):
+        yield from batches(b"\n".join(some), file)
 
 
 def cut(file: str) -> pa.RecordBatch:
@@ -95,47 +97,57 @@ def cut(file: str) -> pa.RecordBatch:
     return _of_rows([_set_aside(about_name(file), TRUNCATED, TRUNCATED, "", None)], file)
 
 
-def _together(kind: str, lines: list[bytes], file: str, others: list[bytes]) -> Iterator[pa.RecordBatch]:
-    """Records of one kind, parsed at once; ``others`` gets the lines that are not simply such records."""
-    if len(lines) < _FEW:
-        others += lines
-        return
-    batch = _parsed(kind, lines, file)
-    if batch is not None:
-        yield batch
-        return
-    for half in (lines[: len(lines) // 2], lines[len(lines) // 2 :]):
-        yield from _together(kind, half, file, others)
+def _together(text: bytes, file: str) -> list[pa.RecordBatch] | None:
+    """These lines, if each is a record of today.
 
-
-def _parsed(kind: str, lines: Sequence[bytes], file: str) -> pa.RecordBatch | None:
-    """These lines, if each is a record of this kind.
-
-    Each begins with an object, so no two together are taken for one, and none for two without the count.
+    A line that ends with an object, before one that begins with another, is no part of either; so there are
+    as many records as lines only if each has one.
     """
-    text = b"[%b]" % b",".join(lines)
-    try:
-        records = _parse_all[kind](text)
-        if len(records) != len(lines) or not _is_text(text):
-            return None
-        columns = {
-            name: pa.array(map(attrgetter(name), records), ROWS.field(name).type, size=len(records))
-            for name in KINDS[kind].__struct_fields__
-        }
-    except (*UNDECODABLE, OverflowError):
+    ends = text.count(b"\n")
+    if not text.startswith(_BEGIN) or text.count(b"}\n" + _BEGIN) != ends:
         return None
+    of_kind: defaultdict[type[Base], list[Base]] = defaultdict(list)
+    # Thousands of tuples live for a moment, and none is part of a circle.
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        records = _parse_all(text)
+        if len(records) != ends + 1 or not _is_text(text):
+            return None
+        for record in records:
+            of_kind[type(record)].append(record)
+        many = [each for each in of_kind.values() if len(each) >= _FEW]
+        found = [_of_kind(_KIND_OF[type(each[0])], each, file) for each in many]
+        rows = [_of_record(record) for each in of_kind.values() if len(each) < _FEW for record in each]
+    except (*UNDECODABLE, OverflowError, _OutOfRange):
+        return None
+    finally:
+        if is_collecting:
+            gc.enable()
+    return [*found, _of_rows(rows, file)] if rows else found
+
+
+def _of_kind(kind: str, records: Sequence[Base], file: str) -> pa.RecordBatch:
+    """Records of one kind."""
+    shape = _SHAPES[kind]
+    values = pa.array(map(astuple, records), shape, size=len(records)).flatten()
+    columns = dict(zip((field.name for field in shape), values, strict=True))
     for name, (least, most) in _RANGES.items():
         if name in columns:
             found = pc.min_max(columns[name]).as_py()
             if found["min"] is not None and (found["min"] < least or found["max"] > most):
-                return None
+                raise _OutOfRange
     columns |= {
-        "kind": pa.repeat(pa.scalar(kind), len(lines)),
-        "topic": pa.repeat(pa.scalar(TOPICS[kind]), len(lines)),
+        "kind": pa.repeat(pa.scalar(kind), len(records)),
+        "topic": pa.repeat(pa.scalar(TOPICS.get(kind, "events")), len(records)),
         "time": columns["at"],
         "day": pc.divide(columns["at"], _DAY_US),
     }
-    return _batch(len(lines), columns, file)
+    return _batch(len(records), columns, file)
+
+
+class _OutOfRange(Exception):  # noqa: N818 - it is what happened
+    """A field has a value that it cannot have."""
 
 
 def _is_text(line: bytes) -> bool:
@@ -151,10 +163,19 @@ def _row(line: bytes, about: tuple[str, dt.date]) -> Row:
         record = _parse_known(line)
     except UNDECODABLE:
         return _looked_at(line, about)
-    fields = {name: getattr(record, name) for name in record.__struct_fields__}
-    if _is_in_range(fields) and _is_text(line):
-        return _recorded({"kind": _KIND_OF[type(record)], **fields})
+    try:
+        if _is_text(line):
+            return _of_record(record)
+    except _OutOfRange:
+        pass
     return _looked_at(line, about)
+
+
+def _of_record(record: Base) -> Row:
+    fields = {name: getattr(record, name) for name in record.__struct_fields__}
+    if not _is_in_range(fields):
+        raise _OutOfRange
+    return _recorded({"kind": _KIND_OF[type(record)], **fields})
 
 
 def _looked_at(line: bytes, about: tuple[str, dt.date]) -> Row:

@@ -2,8 +2,10 @@
 
 ``Stored`` are rows that lie in files of tables; ``queried`` is what a query makes of them. Rows of equal keys
 come to one partition, and DuckDB makes the table's rows of it: on Spark in Python on its executors. Without a
-session of Spark the local engine does it: there is one partition, in this process. A plan of Spark is a list
-of files, a shuffle and a step or two of Python, whatever the query.
+session of Spark the local engine does it, one partition after the other, in this process. A plan of Spark is
+a list of files, a shuffle and a step or two of Python, whatever the query.
+
+Spark shuffles shares of rows, each a batch of Arrow as Python made it, and never takes one apart.
 
 Where tables are in a folder, DuckDB reads their files, and Python writes those of new ones: rows come through
 Spark only where it shuffles them. From other storage Spark reads, and there it writes. DuckDB spills to disk
@@ -20,16 +22,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, NamedTuple
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from bstar_pipeline import parquet
 from bstar_pipeline.commits import File
@@ -39,7 +42,11 @@ from bstar_pipeline.pair_rows import Rows, frame_of, read_files
 
 # Of each task.
 _MEMORY_MAX = "1GB"
+_PARTITION_ROWS = 600_000
+# What DuckDB gives at once.
+_BATCH_ROWS = 1 << 17
 _PLACE = StructType([StructField("choice", IntegerType()), StructField("path", StringType())])
+_SHARES = StructType([StructField("share", IntegerType()), StructField("rows", BinaryType())])
 
 
 def text(value: str) -> str:
@@ -150,6 +157,10 @@ class _Query:
     choices: tuple[_Choice, ...] = ()
     tables: Mapping[str, pa.Table] | None = None
     values: Mapping[str, Any] | None = None
+    keys: Sequence[str] = ()
+    """Of files: those rows that have equal keys are needed together, and others are not."""
+    is_shared: bool = False
+    """The rows come as shares."""
 
     def shape(self) -> pa.Schema:
         """The columns of what it finds."""
@@ -158,8 +169,33 @@ class _Query:
 
     def rows(self, made: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What it finds in the batches of a partition, in these columns."""
-        with self._found(batches) as found:
-            yield from _as(made, found)
+        places = list(batches) if self.keys else batches
+        count = _partitions(places) if self.keys else 1
+        for number in range(count):
+            share = f"{_share(self.keys, count)} = {number}" if count > 1 else "true"
+            with self._found(places, share) as found:
+                yield from _as(made, found)
+
+    def shared(
+        self, made: pa.Schema, keys: Sequence[str], count: int, batches: Iterable[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """The same in so many shares of rows of equal keys (``_SHARES``)."""
+        query = f"SELECT *, {_share(keys, count)} AS share FROM ({self.text})"
+        of_all = replace(self, text=query)
+        with _Query._found(of_all, batches) as found:
+            for batch in found:
+                ordered = batch.sort_by("share")
+                shares = ordered.column("share").value_counts()
+                ends = list(accumulate(shares.field("counts").to_pylist()))
+                rows = pa.RecordBatch.from_arrays(ordered.columns[:-1], made.names)
+                packed = [
+                    whole.slice(begin, end - begin).serialize().to_pybytes()
+                    for whole in _as(made, [rows])
+                    for begin, end in pairwise([0, *ends])
+                ]
+                yield pa.RecordBatch.from_arrays(
+                    [shares.field("values"), pa.array(packed, pa.binary())], schema=_arrow(_SHARES)
+                )
 
     def written(
         self, made: pa.Schema, folder: Path, below: str, by: Sequence[str], batches: Iterable[pa.RecordBatch]
@@ -168,16 +204,33 @@ class _Query:
         yield from parquet.rows_of(parquet.write(self.rows(made, batches), made, folder, below, by=by))
 
     @contextmanager
-    def _found(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatchReader]:
+    def _found(
+        self, batches: Iterable[pa.RecordBatch], share: str = "true"
+    ) -> Iterator[pa.RecordBatchReader]:
         with _database() as duck:
             for name, table in (self.tables or {}).items():
                 duck.register(name, table)
             if self.given is None:
-                duck.execute(f"CREATE TEMP VIEW rows AS {_of_files(self.choices, batches)}")
+                rows = _of_files(self.choices, batches)
+                duck.execute(f"CREATE TEMP VIEW rows AS FROM ({rows}) WHERE {share}")
             else:
+                if self.is_shared:
+                    packed = (each.as_buffer() for batch in batches for each in batch.column("rows"))
+                    batches = (pa.ipc.read_record_batch(each, self.given) for each in packed)
                 reader = pa.RecordBatchReader.from_batches(self.given, _as(self.given, batches))
                 duck.register("rows", reader)
-            yield duck.sql(self.text, params=self.values or {}).to_arrow_reader()
+            yield duck.sql(self.text, params=self.values or {}).to_arrow_reader(_BATCH_ROWS)
+
+
+def _share(keys: Sequence[str], count: int) -> str:
+    """Which of so many shares a row belongs to, in SQL."""
+    return f"(hash({', '.join(keys)}) % {count})::INTEGER"
+
+
+def _partitions(places: Iterable[pa.RecordBatch]) -> int:
+    """How many partitions the rows of files need to fit in memory: more is spilled, which takes longer."""
+    paths = (path for batch in places for path in batch.column("path").to_pylist())
+    return -(-sum(pq.read_metadata(path).num_rows for path in paths) // _PARTITION_ROWS) or 1
 
 
 @contextmanager
@@ -238,6 +291,12 @@ class Made:
         assert not isinstance(self.rows, _Here), "the local engine has no frames"
         return self.rows.mapInArrow(partial(self.query.rows, _arrow(self.shape)), self.shape)
 
+    def shares(self, keys: Sequence[str]) -> DataFrame:
+        """It as a frame of shares, as many as there are partitions."""
+        assert not isinstance(self.rows, _Here), "the local engine has no shares"
+        count = int(self.rows.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+        return self.rows.mapInArrow(partial(self.query.shared, _arrow(self.shape), keys, count), _SHARES)
+
     def batches(self) -> Iterable[pa.RecordBatch]:
         """It in this process."""
         if isinstance(self.rows, _Here):
@@ -286,30 +345,32 @@ def queried(
     ``tables``: small ones that the query joins, by name. ``values``: its parameters. Its columns are in the
     order of ``shape``; without one they are as the query has them. It may name ``rows`` once.
     """
+    parts = [_whole(rows)] if isinstance(rows, Stored) else [rows] if isinstance(rows, Made) else rows
+    first = parts[0]
+    is_local = isinstance(first.rows, _Here)
     source: DataFrame | _Here
-    if isinstance(rows, Stored):
-        if rows.spark is None:
-            asked, source = _Query(query, None, rows.choices, tables, values), _Here(partial(_places, rows))
-        elif not rows.is_here:
-            source = rows.frame
-            asked = _Query(query, _arrow(source.schema), (), tables, values)
-        else:
-            asked = _Query(query, None, rows.choices, tables, values)
-            source = frame_of(rows.spark, rows.files, _PLACE)
-            if keys:
-                every = _Query("FROM rows", None, rows.choices)
-                asked = replace(asked, given=every.shape(), choices=())
-                source = Made(source, every, from_arrow_schema(every.shape())).frame
+    if isinstance(rows, Stored) and (is_local or not keys):
+        source = first.rows
+        asked = replace(first.query, text=query, tables=tables, values=values, keys=keys)
     else:
-        parts = [rows] if isinstance(rows, Made) else rows
-        asked = _Query(query, _arrow(parts[0].shape), (), tables, values)
-        if isinstance(parts[0].rows, _Here):
+        asked = _Query(query, _arrow(first.shape), (), tables, values, is_shared=bool(keys) and not is_local)
+        if is_local:
             source = _Here(lambda: chain.from_iterable(part.batches() for part in parts))
+        elif keys:
+            source = reduce(DataFrame.union, (part.shares(keys) for part in parts)).repartition("share")
         else:
-            source = reduce(DataFrame.unionByName, (part.frame for part in parts))
-    if keys and not isinstance(source, _Here):
-        source = source.repartition(*keys)
+            source = reduce(DataFrame.union, (part.frame for part in parts))
     return Made(source, asked, shape or from_arrow_schema(asked.shape()))
+
+
+def _whole(rows: Stored) -> Made:
+    """All that is stored."""
+    if rows.spark is not None and not rows.is_here:
+        frame = rows.frame
+        return Made(frame, _Query("FROM rows", _arrow(frame.schema)), frame.schema)
+    query = _Query("FROM rows", None, rows.choices)
+    source = _Here(partial(_places, rows)) if rows.spark is None else frame_of(rows.spark, rows.files, _PLACE)
+    return Made(source, query, from_arrow_schema(query.shape()))
 
 
 def _listed(batches: Iterable[pa.RecordBatch]) -> Rows:

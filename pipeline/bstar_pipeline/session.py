@@ -30,6 +30,10 @@ _HOW = (
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.adaptive.enabled": "true",
+    # Packed rows of a partition become five times as many bytes in DuckDB, which spills beyond its memory.
+    "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16m",
+    # A row of a shuffle is a share of rows, of megabytes.
+    "spark.sql.execution.arrow.maxBytesPerBatch": "64m",
     # A task that writes has one file open for each partition that its rows go to, up to so many; beyond that
     # Spark sorts all rows by partition first.
     "spark.sql.maxConcurrentOutputFileWriters": "64",
