@@ -9,7 +9,7 @@ been seen before. It is asked twice: with the words read first, and with the cli
 from __future__ import annotations
 
 from explorer.canonical import canonical
-from explorer.model import FROZEN, HEAL, TICK, UNBOUNDED, Action, Budget, Model, Situation, serves
+from explorer.model import FROZEN, HEAL, TICK, UNBOUNDED, Action, Budget, Model, Situation, may_vote, serves
 
 # No faults, but workers that tell what they know.
 CALM = Budget(learns=UNBOUNDED)
@@ -28,11 +28,11 @@ class Calm:
         self.are_clients_first = are_clients_first
         self._settles_in: dict[Situation, int | None] = {}
 
-    def settles_in(self, situation: Situation) -> int | None:
+    def settles_in(self, mended: Situation) -> int | None:
         """After how many ticks exactly one node serves and nothing changes any more; None if never."""
         path: list[Situation] = []
         places: dict[Situation, int] = {}
-        now = self._canonical(self._mend(situation))
+        now = mended
         known = self._settles_in
         while now not in known and now not in places:
             places[now] = len(path)
@@ -54,15 +54,8 @@ class Calm:
             known[each] = after
         return after
 
-    def _canonical(self, situation: Situation) -> Situation:
-        return canonical(situation, self.model.configuration)
-
-    def _is_settled(self, cycle: list[Situation]) -> bool:
-        # An activation would raise an epoch: in a cycle there is none.
-        serving = {tuple(serves(process) for process in each.processes) for each in cycle}
-        return serving in ({(True, False)}, {(False, True)})
-
-    def _mend(self, situation: Situation) -> Situation:
+    def mend(self, situation: Situation) -> Situation:
+        """The form of this situation without what has befallen it: that of both orders."""
         situation = situation._replace(budget=CALM, shaky=0)
         if situation.lines[0].is_cut or situation.lines[1].is_cut:
             situation = self.model.next(situation, HEAL)
@@ -70,7 +63,15 @@ class Calm:
             process = situation.processes[who]
             if process.life == FROZEN:
                 situation = self.model.next(situation, ("thaw", who, 0))
-        return situation
+        return self._canonical(situation)
+
+    def _canonical(self, situation: Situation) -> Situation:
+        return canonical(situation, self.model.configuration)
+
+    def _is_settled(self, cycle: list[Situation]) -> bool:
+        # An activation would raise an epoch: in a cycle there is none.
+        serving = {tuple(serves(process) for process in each.processes) for each in cycle}
+        return serving in ({(True, False)}, {(False, True)})
 
     def _round(self, situation: Situation) -> Situation:
         """One tick."""
@@ -90,7 +91,7 @@ class Calm:
     def _ask(self, situation: Situation) -> Situation:
         """A client asks each node."""
         for who in (0, 1):
-            if ("vote", who, 0) in self.model.actions(situation):
+            if may_vote(situation.processes[who]):
                 situation = self.model.next(situation, ("vote", who, 0))
         return situation
 

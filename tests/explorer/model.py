@@ -185,7 +185,7 @@ class Model:
             if process.life == AWAKE:
                 if memory.due_in <= 0.0:
                     yield "timer", who, 0
-                if memory.state != _ACTIVE:
+                if may_vote(process):
                     yield "vote", who, 0
                 for number in range(len(incoming.words)):
                     yield "hear", who, number
@@ -469,6 +469,11 @@ class Model:
 
 
 _NAMES = ("primary", "backup")
+
+
+def may_vote(process: Process) -> bool:
+    """Whether a client's question could make it serve."""
+    return process.life == AWAKE and process.memory is not None and process.memory.state != _ACTIVE
 
 
 def serves(process: Process) -> bool:

@@ -90,8 +90,9 @@ class _Search:
             return
         self.futures.add(future)
         limit = self.configuration.calm_ticks_max
+        mended = self.calms[0].mend(future)
         for calm in self.calms:
-            ticks = calm.settles_in(future)
+            ticks = calm.settles_in(mended)
             if ticks is None:
                 self.note(Finding.STUCK, "never", number)
             elif ticks > limit:
