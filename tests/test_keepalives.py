@@ -58,6 +58,17 @@ def test_a_stuck_worker_is_told_in_the_log_with_its_service_and_its_seconds() ->
     assert "answers again, after 10." in text
 
 
+def test_a_node_that_pauses_again_and_again_gives_up_a_dead_worker() -> None:
+    it = desk()
+    it.ready(b"w", keepalive=KEEPALIVE)
+    it.request(b"c", 1)
+    for _ in range(2 * int(BUSY_S)):
+        it.wait(1.0)
+        it.now += 0.3
+        it.broker.stalled(0.3)
+    assert it.ledger.workers == {}
+
+
 def test_what_a_client_is_told_says_how_the_worker_was_lost() -> None:
     it = Desk(worker_heartbeat_interval_s=1.0, worker_liveness=4, deliveries_max=1)
     it.ready(b"w")

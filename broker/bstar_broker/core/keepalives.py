@@ -91,7 +91,11 @@ class Keepalives:
         They have one interval to come back.
         """
         for worker in self._workers.values():
-            worker.expires_at += worker.lease.heartbeat_s
+            # Their time to live. There are PINGs in each half of it, so a shorter pause closes none, and a
+            # node that pauses again and again does not wait for dead workers without end.
+            ttl_s = worker.lease.expiry_s - worker.lease.heartbeat_s
+            if gap_s >= ttl_s / 2:
+                worker.expires_at += worker.lease.heartbeat_s
             if worker.silent_since is not None:
                 worker.silent_since += gap_s
 
