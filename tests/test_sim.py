@@ -452,6 +452,7 @@ def test_a_primary_that_returns_over_a_link_too_slow_to_connect_in_time_may_serv
         simulation.run_for(4.0)
         assert len(simulation.checks.serving()) == 1, "one yields as soon as they hear each other"
         assert simulation.checks.dual_s_max < 3 * TIMEOUT_S
+        simulation.call_as_in_storms()
         simulation.finish()
     assert both > 0, "the limit that docs/simulation.md describes is not there any more"
 
@@ -786,6 +787,7 @@ def test_a_handover_to_a_peer_that_has_just_come_back_is_not_taken_back_before_i
         befall(simulation, Kind.HANDOVER, "primary", 0.0)
         simulation.run_for(0.2)
         assert simulation.checks.counts["activations"] <= 2, "a handover is one activation"
+        simulation.call_as_in_storms()
         simulation.finish()
 
 

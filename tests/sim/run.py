@@ -247,12 +247,15 @@ class Simulation:
         self.run_for(self.setup.storm_s)
         self.calm_down()
         if self.setup.is_calm:
-            # As much as in a dense run: without requests no passive node takes over.
-            busy = msgspec.structs.replace(self.load, calls_per_s=0.6 / self.timing.failover_timeout_s)
-            for client in self.clients.values():
-                assert isinstance(client, SimClient)
-                client.ask_for(busy)
+            self.call_as_in_storms()
         self.finish()
+
+    def call_as_in_storms(self) -> None:
+        """From now on as much as in a dense run: without requests no passive node takes over."""
+        load = msgspec.structs.replace(self.load, calls_per_s=0.6 / self.timing.failover_timeout_s)
+        for client in self.clients.values():
+            assert isinstance(client, SimClient)
+            client.ask_for(load)
 
     def inject(self, fault: Fault) -> None:
         """Let it happen in its time."""
