@@ -63,9 +63,9 @@ def test_rows_of_equal_keys_are_together_in_however_many_partitions(
     )
     query = "SELECT key, count(*) AS rows, sum(value)::BIGINT AS value FROM rows GROUP BY key"
 
-    def found(row_count_max: int) -> tuple[int, list[tuple[object, ...]]]:
+    def found(row_count_max: int, where: str = "true") -> tuple[int, list[tuple[object, ...]]]:
         monkeypatch.setattr(partitions, "_PARTITION_ROWS", row_count_max)
-        asked = partitions.queried(there, ("key",), query)
+        asked = partitions.queried(there.take("key", "value", where=where), ("key",), query)
         batches = list(asked.batches())
         return len(batches), sorted(tuple(row.values()) for row in asked.collected())
 
@@ -74,6 +74,9 @@ def test_rows_of_equal_keys_are_together_in_however_many_partitions(
     assert parted[0] == 10
     assert parted[1] == whole[1]
     assert len(whole[1]) == 100
+    # As many as there are keys, and as the rows that are asked for need.
+    assert found(500, "key < 'k3'")[0] == 3
+    assert found(500, "key = 'k3'")[0] == 1
 
 
 def test_shares_have_all_rows_and_each_key_in_one() -> None:

@@ -170,7 +170,7 @@ class _Query:
     def rows(self, made: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What it finds in the batches of a partition, in these columns."""
         places = list(batches) if self.keys else batches
-        count = _partitions(places) if self.keys else 1
+        count = self._partitions(places) if self.keys else 1
         for number in range(count):
             share = f"{_share(self.keys, count)} = {number}" if count > 1 else "true"
             with self._found(places, share) as found:
@@ -203,6 +203,17 @@ class _Query:
         """The files to which that was written."""
         yield from parquet.rows_of(parquet.write(self.rows(made, batches), made, folder, below, by=by))
 
+    def _partitions(self, places: Iterable[pa.RecordBatch]) -> int:
+        """How many partitions the rows of files need to fit in memory: what is spilled takes longer."""
+        paths = (path for batch in places for path in batch.column("path").to_pylist())
+        if sum(pq.read_metadata(path).num_rows for path in paths) <= _PARTITION_ROWS:
+            return 1
+        keys = f"approx_count_distinct(hash({', '.join(self.keys)}))"
+        counts = replace(self, text=f"SELECT count(*) AS rows, {keys} AS keys FROM rows", values=None)
+        with _Query._found(counts, places) as found:
+            (counted,) = found.read_all().to_pylist()
+        return max(1, min(-(-int(counted["rows"]) // _PARTITION_ROWS), int(counted["keys"])))
+
     @contextmanager
     def _found(
         self, batches: Iterable[pa.RecordBatch], share: str = "true"
@@ -225,12 +236,6 @@ class _Query:
 def _share(keys: Sequence[str], count: int) -> str:
     """Which of so many shares a row belongs to, in SQL."""
     return f"(hash({', '.join(keys)}) % {count})::INTEGER"
-
-
-def _partitions(places: Iterable[pa.RecordBatch]) -> int:
-    """How many partitions the rows of files need to fit in memory: more is spilled, which takes longer."""
-    paths = (path for batch in places for path in batch.column("path").to_pylist())
-    return -(-sum(pq.read_metadata(path).num_rows for path in paths) // _PARTITION_ROWS) or 1
 
 
 @contextmanager
