@@ -100,6 +100,15 @@ def test_every_key_of_the_sample_stands_under_a_comment(role: RoleName) -> None:
     assert all(above.lstrip().startswith("# ") or above.endswith(":") for above, _ in keys)
 
 
+@pytest.mark.parametrize("role", ["primary", "backup"])
+def test_a_sample_marks_what_is_required_and_where_it_leaves_the_default(role: RoleName) -> None:
+    text = sample_configuration(role).replace("\n  #", "").replace("\n#", "")
+    required = [field.name for field in FIELDS.values() if not field.has_default and not field.from_profile]
+    marked = [line.partition(":")[0].strip() for line in text.split("Required.\n")[1:]]
+    assert marked == required == ["role", "clients", "state", "peer_state"]
+    assert ("Default 127.0.0.1:9401." in text) == (role == "backup")
+
+
 def test_the_two_samples_are_a_pair() -> None:
     check_pair(sample_settings("primary"), sample_settings("backup"))
 
@@ -642,6 +651,10 @@ def both(**backup: Any) -> list[str]:
     [
         ({"role": "primary"}, "role: both are primary"),
         ({"pair": "other"}, "pair: bstar on primary, other on backup; they must be the same"),
+        (
+            {"services": {"mail.*": {"running_max": 1_000_000}}},
+            "services: {} on primary, {'mail.*': {running_max: 1000000}} on backup; they must be the same",
+        ),
         ({"on_dual_active": "exit"}, "on_dual_active: yield on primary, exit on backup"),
         ({"on_clients_cut_off": "stay"}, "on_clients_cut_off: handover on primary, stay on backup"),
         (

@@ -23,7 +23,8 @@ def generate() -> str:
             "Environment variables override the file, options of the command override both: "
             "`BSTAR_ENDPOINTS__CLIENTS` is `endpoints.clients`. A node with a wrong key, value or relation "
             "does not start, and reports all of them with their places. `bstar check-config A.yaml B.yaml` "
-            "checks two files, and whether they are a pair. Relative paths start where bstar is started."
+            "checks two files, and whether they are a pair. Relative paths start where bstar is started. "
+            "SIGHUP lets a node read changed `log`, `limits` and `services`; other keys need a restart."
         ),
         "",
         "| variable that is no key | |",
@@ -32,7 +33,8 @@ def generate() -> str:
         "",
     ]
     for path, members in ENTRIES.items():
-        lines += [f"## An entry of `{path}`", "", "| key | meaning |", "|---|---|"]
+        lines += [f"## An entry of `{path}`", "", "A key that it leaves out sets no limit.", ""]
+        lines += ["| key | meaning |", "|---|---|"]
         lines += [f"| `{path}.PATTERN.{name}` | {member.description} |" for name, member in members.items()]
         lines.append("")
     lines += [

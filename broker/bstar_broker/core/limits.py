@@ -3,10 +3,10 @@
 A pattern is a service's name, or the beginning of names with * at its end. The longest pattern that matches
 counts, and a name counts before every pattern. The entry counts as a whole: nothing is inherited.
 
-``running_max`` bounds the requests that are with workers, given out and not answered, at all workers of the
-service together. After a failover these are also the requests that the other node gave out. A native worker
-tells how many of them it executes (BSN-W-24). Until it has told in the epoch of this node, it counts as if
-all its credit were in use. A worker of another dialect does not tell, so only what this node gave it counts.
+``running_max`` bounds the requests that all workers of the service together hold. After a failover it also
+counts those that the other node gave out: a native worker reports how many it executes (BSN-W-24). Until it
+has reported in the epoch of this node, all its credit counts. A worker of another dialect reports nothing, so
+only what this node gave it counts.
 
 ``requests_per_s`` is a token bucket. It holds one second's tokens, and each dispatch takes one.
 """

@@ -1,7 +1,7 @@
 """The sample configurations, written from the schema so that they cannot say anything else.
 
 ``bstar sample-config`` prints what ``configs/primary.yaml`` and ``configs/backup.yaml`` hold: a pair on one
-machine, every key present with its default and its meaning above it.
+machine, every key present with its default and its meaning above it, and those that have no default marked.
 """
 
 import textwrap
@@ -59,9 +59,9 @@ def sample_configuration(role: RoleName) -> str:
     """A complete YAML configuration for a node of this role, with a comment above every key."""
     lines = _comment(
         f"bstar: the {role} node of a pair on one machine, as printed by: bstar sample-config --role "
-        f"{role}. Every key is here with its default. An environment variable overrides a key: BSTAR_ and "
-        "the key's path in capitals, with __ for the dot (BSTAR_LOG__LEVEL=debug); an option of the "
-        "command overrides both.",
+        f"{role}. Every key is here, with its default unless its comment says otherwise. An environment "
+        "variable overrides a key: BSTAR_ and the key's path in capitals, with __ for the dot "
+        "(BSTAR_LOG__LEVEL=debug); an option of the command overrides both.",
         indent=0,
     )
     values = sample_values(role)
@@ -77,7 +77,8 @@ def sample_configuration(role: RoleName) -> str:
                 continue
         for path, field in FIELDS.items():
             if field.section == section:
-                lines += _comment(f"{field.description} {_values_of(field)}", indent=indent)
+                texts = (field.description, _values_of(field), _default_of(field, values[path]))
+                lines += _comment(" ".join(filter(None, texts)), indent=indent)
                 lines += [f"{' ' * indent}{field.name}: {scalar(values[path])}", ""]
         lines.pop()
     return "\n".join(lines) + "\n"
@@ -101,6 +102,13 @@ def _values_of(field: Field) -> str:
     if field.expected.startswith("a text"):
         return "A text or null." if field.may_be_null else ""
     return f"{field.expected[:1].upper()}{field.expected[1:]}."
+
+
+def _default_of(field: Field, shown: object) -> str:
+    """What a reader must know of the default of a key that the sample shows with another value."""
+    if field.from_profile or (field.has_default and field.default == shown):
+        return ""
+    return f"Default {scalar(field.default)}." if field.has_default else "Required."
 
 
 def by_profile(field: Field) -> str:

@@ -15,16 +15,16 @@ class ServiceOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=T
     running_max: Annotated[
         Annotated[int, Meta(ge=1, le=100_000_000)] | None,
         Meta(
-            description="Requests that are with workers at once, given out and not answered, at all workers "
-            "together. Others wait in the queue. After a failover native workers tell what they still "
-            "execute, and it counts (docs/operations.md, Limits of a service)."
+            description="Requests that all workers together hold at once; others wait in the queue. After a "
+            "failover it also counts what native workers still execute for the old node "
+            "(docs/operations.md, Limits of a service)."
         ),
     ] = None
     requests_per_s: Annotated[
         Annotated[float, Meta(ge=0.001, le=1e9)] | None,
         Meta(
-            description="Requests that workers get in a second; others wait in the queue. After a pause as "
-            "many may go out at once."
+            description="Requests that workers get in a second; others wait in the queue. After a second "
+            "without requests as many may go out at once."
         ),
     ] = None
     queue_length_max: Annotated[
@@ -38,6 +38,11 @@ class ServiceOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=T
             "(plain Majordomo: dropped), at most timing.request_ttl_s. Durable requests wait on."
         ),
     ] = None
+
+    def __repr__(self) -> str:
+        """As a file has it: check-config and the log quote it."""
+        limits = {name: getattr(self, name) for name in self.__struct_fields__}
+        return f"{{{', '.join(f'{name}: {limit}' for name, limit in limits.items() if limit is not None)}}}"
 
 
 def overlaps(services: Mapping[str, ServiceOptions]) -> list[tuple[str, str]]:
