@@ -243,7 +243,7 @@ def test_the_timeline_and_the_changes_begin_with_the_node_s_history(browser: Bro
     with running(node) as site:
         shown = show(browser, site)
         changes = shown.evaluate("document.getElementById('changes').textContent")
-        assert "PASSIVE → ACTIVE, epoch 7: The peer is gone. Requests waited for 420 ms." in changes
+        assert "PASSIVE → ACTIVE, epoch 7: The peer is gone. Requests waited for at most 420 ms." in changes
         wait(shown, "document.getElementById('span').textContent.includes('2 h')")
 
 

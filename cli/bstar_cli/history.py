@@ -30,12 +30,13 @@ def history(
         float, typer.Option("--timeout", "-t", min=0.001, help="Seconds to wait for the nodes.")
     ] = 2.0,
 ) -> None:
-    """Show each change of role: when, from what to what, the cause, the epoch, and how long clients waited.
+    """Show each change of role: when, from what to what, its cause and epoch, and the longest wait.
 
-    Without a directory the nodes say their last 20 changes. A directory has the last 500 of its node,
+    Without a directory the nodes send their last 20 changes. A directory has the last 500 of its node,
     whether that runs or not. The cause is the event of the node's rules (docs/binary-star.md); --json has its
-    sentence as well. WAITED on a node that took over: since it last heard its peer. On a node that gave the
-    role up by a switchover: since it last dispatched a request, until its peer served.
+    sentence as well. WAITED is the longest that a client can have waited. On a node that took over: since it
+    last heard its peer, also if no client asked meanwhile. On a node that gave the role up by a switchover:
+    since it last dispatched a request, until its peer served.
 
     Exit codes: 0 printed; 1 a node does not answer, or a file is missing or has lines that cannot be read,
     which is said; 2 wrong usage.

@@ -165,7 +165,7 @@ const timeline = (now) => {
 const changes = (history) => {
   const own = lanes.here.map((each) => ({ at: each.at, text: `this node: ${each.state}` }));
   const told = history.map((each) => ({ at: each.at / 1000, text: `${each.old} → ${each.new}, epoch ${each.epoch}: ${each.text}` +
-    (each.waited_us ? ` Requests waited for ${lasts(each.waited_us / 1e6)}.` : "") }));
+    (each.waited_us ? ` Requests waited for at most ${lasts(each.waited_us / 1e6)}.` : "") }));
   const peers = lanes.peer.map((each) => ({ at: each.at, text: `peer: ${each.state}` }));
   const all = [...(told.length ? told : own), ...peers].sort((a, b) => b.at - a.at).slice(0, 50), place = get("changes");
   while (place.children.length > all.length) place.lastChild.remove();
