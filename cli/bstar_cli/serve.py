@@ -30,8 +30,8 @@ def serve(node: NodeConfiguration) -> None:
     line "ready" tells the endpoints.
 
     SIGHUP makes it read its configuration again: the log says which changed keys are in force (log, limits,
-    services) and which need a restart. A service manager that sets NOTIFY_SOCKET, as systemd does, hears when
-    the node is ready, how it stands, and that its loop turns.
+    services) and which need a restart. A service manager that sets NOTIFY_SOCKET, as systemd does, gets its
+    readiness, a line of status, and a watchdog message while its event loop turns.
 
     Exit codes: 0 stopped as asked; 2 wrong configuration; 70 both nodes were active and on_dual_active is
     exit; 71 both nodes were passive; 72 the nodes cannot be a pair as they are configured;

@@ -143,7 +143,7 @@ class PairState(msgspec.Struct, frozen=True):
     that was asked whether it serves is given time for its answer, but only the answer makes it fresh.
     ``retry_after_s`` tells how long until a request could turn this node active: 0 at once, None not by a
     request. ``is_peer_gone``: the peer is silent because its process has ended. Counters count since the node
-    started; ``peer_ignored`` counts state messages that were no evidence, by reason.
+    started; ``peer_ignored`` counts state messages that were not believed, by reason.
 
     ``epoch_error`` says why the epoch could not be stored in ``state_dir`` yet; "" if it is.
     ``peer_fault`` says why the last handshake with the peer failed; "" if it did not.

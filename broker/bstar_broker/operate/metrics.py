@@ -91,7 +91,7 @@ _OF_QUORUM: tuple[Row, ...] = (
     (Gauge, "bstar_majority", "has_majority",
      "1 if this node holds the majority of the two nodes and the arbiter. Absent without an arbiter."),
     (Gauge, "bstar_arbiter_fresh", "is_arbiter_heard",
-     "1 if the arbiter answered within the failover timeout, on both nodes."),
+     "1 if the arbiter answered this node within the failover timeout."),
     (Counter, "bstar_majorities_lost", "majorities_lost",
      "Times that this node stopped serving because neither its peer nor the arbiter confirmed it."),
 )
@@ -152,7 +152,7 @@ _OF_STORE: tuple[Row, ...] = (
     (Gauge, "bstar_store_lag_entries", "lag_entries", "Entries that the follower's copy is behind."),
     (Gauge, "bstar_store_lag_seconds", "lag_s", "For how long the follower's copy has been behind."),
     (Gauge, "bstar_store_catch_up_ratio", "catch_up",
-     "The part of its way that a copy which lags has made; 1 if none lags."),
+     "The part of its way that a lagging copy has made, from 0 to 1; 1 if none lags."),
     (Gauge, "bstar_store_requests_max", "requests_max", "Durable requests that the store may hold."),
     (Gauge, "bstar_store_bytes", "octets", "Bytes of the bodies and answers in the store."),
     (Gauge, "bstar_store_bytes_max", "octets_max", "Bytes of them that the store may hold."),
@@ -314,7 +314,11 @@ def _plain(rows: Sequence[Row], state: object) -> Iterator[Metric]:
 
 
 def _pair(pair: PairState) -> Iterator[Metric]:
-    yield _enum("bstar_state", "The state of this node.", _STATES, pair.state)
+    text = (
+        "The state of this node: ACTIVE serves, PASSIVE stands by, PRIMARY and BACKUP have not met their "
+        "peer, ERROR cannot go on."
+    )
+    yield _enum("bstar_state", text, _STATES, pair.state)
     yield from _plain(_OF_PAIR, pair)
     text = "1 while the last epoch could not be stored in state_dir."
     yield Gauge("bstar_epoch_unsaved", text, value=float(bool(pair.epoch_error)))
@@ -332,7 +336,7 @@ def _pair(pair: PairState) -> Iterator[Metric]:
     yield Gauge("bstar_clients_cut_off", text, value=pair.clients_cut_off + pair.clients_cut_off_unserved)
     text = "The state in the peer's last message, UNKNOWN if there was none."
     yield _enum("bstar_peer_state", text, _PEER_STATES, pair.peer_state or "UNKNOWN")
-    text = "State messages that were no evidence."
+    text = "State messages that this node did not believe, by reason."
     yield _labelled(Counter, "bstar_peer_messages_ignored", text, "reason", pair.peer_ignored)
 
 

@@ -21,7 +21,7 @@ class StateChanged(Base, frozen=True, tag="state"):
 
 
 class Activated(Base, frozen=True, tag="active"):
-    """The node serves from now on, in ``epoch``; again, with a higher epoch, while it serves already."""
+    """The node serves in ``epoch`` from now on. If it serves already, its epoch has risen."""
 
     epoch: int
     text: str
