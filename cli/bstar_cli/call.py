@@ -83,20 +83,20 @@ def call(
 ) -> None:
     """Send one request and print its reply.
 
-    A pipe or a file gets a reply of one frame as the bytes that it is, without a newline. Of several frames,
-    of a reply after PARTIALs and with --stream each is on a line of its own.
+    A pipe or a file gets the bytes of a reply of one frame, without a newline. With several frames, after
+    PARTIALs and with --stream each frame is on a line of its own.
 
     A terminal gets each frame on a line, JSON with indents, and control characters other than line breaks and
     tabs as escapes. --raw writes the bytes everywhere.
 
     Whichever node is active is found, and the request follows it when it fails over.
 
-    If workers of the service have told their schema (bstar services show), a body that does not fit is
+    If workers of the service have sent their schema (bstar services show), a body that does not fit is
     refused before anything is sent, with the field and the reason; --no-check sends it. The check needs the
     package jsonschema, and takes 2 s at most before the call if nodes are silent.
 
-    With --all each worker that is registered is asked, and its name stands before what it says. The exit
-    code is that of the first one that failed, and 3 without a worker.
+    With --all each worker that is registered is asked, and each reply has its worker's name. The exit code
+    is that of the first one that failed, and 3 without a worker.
 
     Exit codes: 0 answered; 1 the service's handler failed or the broker rejected the request; 2 wrong usage;
     3 no worker began it, sending it again is safe; 4 it may have been executed, the reply is lost.

@@ -103,7 +103,7 @@ class Admission:
         if identity:
             self._by_identity[identity] = request
         if is_queued and idle:
-            # A suspect waits for an empty worker, and this one may stand before it.
+            # A suspect waits for an empty worker. This request may stand before it in the queue.
             self._dispatch_queued(service, now, outputs)
         return outputs
 
@@ -114,8 +114,8 @@ class Admission:
         return self._ledger.add_service(name, now) if has_room else None
 
     def _waits_s(self, service: ServiceRecord, codec: ClientCodec) -> float:
-        """How long a request may wait. A request of the store would only come back, so its service's limit is
-        not for it.
+        """How long a request may wait. ``expires_s`` does not end requests of the store: it would only queue
+        them again.
         """
         waits_s, expires_s = self._settings.request_ttl_s, service.limits.expires_s
         return waits_s if expires_s is None or codec is self._ledger.mailbox else min(waits_s, expires_s)

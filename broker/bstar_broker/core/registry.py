@@ -47,8 +47,8 @@ class Outcasts:
     """Peers that got DISCONNECT. They get nothing more until they register again (MDP1-B-04, MDP2-B-04).
 
     A worker may miss the DISCONNECT because its connection breaks at that moment. It goes on as if it were
-    registered, so it gets another one after ``quiet_s``. It holds at most ``count_max``: a new one replaces
-    the oldest.
+    registered, so it gets another one after ``quiet_s``. The table holds at most ``count_max`` peers: a new
+    one replaces the oldest.
     """
 
     def __init__(self, *, quiet_s: float, count_max: int) -> None:

@@ -12,12 +12,12 @@ may count its peer as dead earlier than that peer believes. ``Detector`` makes s
 * A node counts its peer as dead after ``silence_ms``, the maximum of ``highest`` and of the peer's need. It
   believes that the peer waits for ``absence_ms``, the maximum of ``lowest`` and of the peer's need.
 
-The peer's need that a node heard is never above the peer's ``highest``, and its own need that the peer heard
-never below its own ``lowest``. So one node's ``absence_ms`` is never above the other's ``silence_ms``, and
-both are the same as soon as the acknowledgements are there. A greater need counts at once, a smaller one when
-the peer has acknowledged it. Until a run of this node is acknowledged, ``highest`` is the maximum of the
-configuration, because the peer may remember an earlier run. ``lowest`` is the minimum until the peer
-acknowledges a message, and again when somebody subscribes: it may be a new run of the peer.
+The need that a node heard from its peer is at most the peer's ``highest``. The need that the peer heard from
+the node is at least the node's ``lowest``. So one node's ``absence_ms`` is never above the other's
+``silence_ms``, and both are the same as soon as the acknowledgements are there. A greater need counts at
+once, a smaller one when the peer has acknowledged it. Until a run of this node is acknowledged, ``highest``
+is the maximum of the configuration, because the peer may remember an earlier run. ``lowest`` is the minimum
+until the peer acknowledges a message, and again when somebody subscribes: it may be a new run of the peer.
 
 The last message of a run of the peer that died may be read after the first one of its successor. So a run
 that speaks for the first time must acknowledge a message that is sent from then on. Until then the greater
@@ -33,7 +33,7 @@ from math import ceil, floor
 from bstar.star.settings import StarSettings
 from bstar.wire.peer import PeerState
 
-# A message may be later than all in the last five minutes: by twice that lateness, and at most by this.
+# A message may be later than the worst one of five minutes: by its lateness times this, at most by that.
 MARGIN_FACTOR = 2.0
 MARGIN_S_MAX = 0.5
 # The maximum is kept for each slot, so one late message counts for five minutes.
@@ -81,7 +81,7 @@ class Lateness:
         return max((late_s for _, late_s in self._slots), default=0.0)
 
     def needed_s(self, now: float) -> float:
-        """The silence that is longer than what is to be expected."""
+        """The silence after which the next message is later than expected."""
         worst_s = self.worst_s
         needed_s = self._heartbeat_s + worst_s + min(MARGIN_FACTOR * worst_s, MARGIN_S_MAX)
         return max(needed_s, START_S) if now < self._cautious_until else needed_s

@@ -89,8 +89,8 @@ class Alert(Report, frozen=True, gc=False):
 
 
 class Activated(Report, frozen=True, gc=False):
-    """Serve from now on, in ``epoch``. Comes again, with a higher epoch, without a Deactivated in between
-    when a higher epoch was learned while active.
+    """Serve in ``epoch`` from now on. A node that learns a higher epoch while it is active gives out
+    another one, without a Deactivated between them.
     """
 
     epoch: int
