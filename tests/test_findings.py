@@ -197,8 +197,8 @@ def test_moves_that_an_operator_ordered_do_not_flap() -> None:
 
 def test_a_dead_letter_that_was_closed_is_not_found() -> None:
     dead = [store(), store(dead=5, ended={"dead": 5})]
-    assert found(*dead)[0].why == "5 durable requests became dead letters in the last ten minutes"
-    assert found(*dead, store(dead=1, ended={"dead": 5}))[0].why.startswith("1 durable request became")
+    assert found(*dead)[0].why == "5 new dead letters in the last ten minutes"
+    assert found(*dead, store(dead=1, ended={"dead": 5}))[0].why.startswith("1 new dead letter in")
     assert names(*dead, store(dead=0, ended={"dead": 5})) == []
 
 

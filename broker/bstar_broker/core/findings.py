@@ -241,8 +241,7 @@ def _dead_letters(state: NodeState, past: Past) -> str:
     """Those that an operator has closed or retried meanwhile need no look."""
     still_dead = 0 if state.store is None else state.store.dead
     dead = min(past.grown("dead letters", 600), still_dead)
-    became = f"{counted(int(dead), 'durable request')} became dead letters in the last ten minutes"
-    return became if dead else ""
+    return f"{counted(int(dead), 'new dead letter')} in the last ten minutes" if dead else ""
 
 
 def _nearly_full(state: NodeState, _: Past) -> str:

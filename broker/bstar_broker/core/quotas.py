@@ -4,7 +4,7 @@ Beyond ``requests_per_s``, ``bytes_per_s`` and ``outstanding`` a request is refu
 it again in time. Beyond ``connections`` and ``messages_per_s`` the connection itself is ended, because a
 refusal would cost as much as the message. ZAP refuses its next one until there is room (``why_not``).
 
-A connection counts from its first message on: nothing else tells that it lives. A request counts by its
+A connection counts from its first message on: nothing else shows that it lives. A request counts by its
 client's routing id, so the ledger releases it wherever it ends.
 """
 
@@ -18,11 +18,12 @@ from bstar.security.principals import Principal, Quota
 from bstar.wire.messages import Request, Requests
 from bstar.wire.refusals import OUTSTANDING, RATE_LIMITED
 
-# When a request may come again that waits for the end of others, or for another connection.
+# The hint for a request that is refused until others end, or until its connection is replaced.
 _RETRY_MS = 50
-# One large message or batch makes an entry wait for so long at most.
+# The longest wait of an entry after one large message or batch.
 _DEBT_S_MAX = 60.0
-# All keys that left the list, together: each message is refused, and more than these end the connection.
+# One account for all keys that left the list: each of their messages is refused. More than these a second
+# end the connection.
 WITHDRAWN = Principal("", (), quota=Quota(messages_per_s=100))
 
 

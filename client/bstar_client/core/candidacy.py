@@ -1,7 +1,7 @@
 """When a node gets a vote: a request that may turn it active (zguide, chapter 4, Binary Star).
 
-A node tells how long it takes until a vote could turn it active. A node that refuses votes gets them more
-seldom. A node that a vote cannot turn active gets none.
+A node reports how long it takes until a vote could make it active. One that refuses votes gets them less
+often. One that no vote can make active gets none.
 """
 
 import math
