@@ -351,7 +351,8 @@ def _broker(broker: BrokerState) -> Iterator[Metric]:
     yield from _plain(_OF_BROKER, broker)
     text = "Workers that can take a request now, of all services."
     yield Gauge("bstar_workers_idle", text, value=sum(service.idle for service in broker.services))
-    yield _labelled(Counter, "bstar_drops", "Dropped messages, by reason.", "reason", broker.drops)
+    text = "Dropped messages, by reason (docs/operations.md, Refusals)."
+    yield _labelled(Counter, "bstar_drops", text, "reason", broker.drops)
 
 
 def _services(groups: Sequence[ServiceState]) -> Iterator[Metric]:

@@ -87,14 +87,13 @@ class DurableCalls(Client, ABC):
         """Store a request; return its id, 32 hexadecimal digits, when it is durable.
 
         ``body`` and ``codec`` are those of ``request``: bytes, or a value that is encoded.
-        ``key``: the caller's own name for it. Whoever submits to the service with this key submits the same
-        request, and gets the same id, as long as the store knows it. ``delay``: seconds until it begins;
-        ``at``: the time at which it begins, a datetime with a time zone or Unix seconds. ``expires``: seconds
-        from the submit, more than ``delay``, after which it is a dead letter without an answer. ``retries``:
-        how often it is tried. ``priority``: 0 to 9, the highest of a service first. ``headers``: names
-        and texts beside the body, which the handler finds in ``request.headers``, as those of ``request``.
-        ``group``: of one service and group one request is executed at a time, in the order in which they were
-        stored.
+        ``key``: the caller's own name for it. All submits to the service with this key are the same request
+        and get the same id, as long as the store knows it. ``delay``: seconds until it begins; ``at``: the
+        time at which it begins, a datetime with a time zone or Unix seconds. ``expires``: seconds from the
+        submit, more than ``delay``, after which it is a dead letter without an answer. ``retries``: how often
+        it is tried. ``priority``: 0 to 9, the highest of a service first. ``headers``: names and texts beside
+        the body, which the handler finds in ``request.headers``, as those of ``request``. ``group``: of one
+        service and group one request is executed at a time, in the order in which they were stored.
 
         Raises BusyError (refused until the deadline, not stored), RejectedError (not stored),
         NoActiveNodeError (not stored), CallTimeoutError (it may be stored if ``may_have_executed``: submit it
