@@ -17,9 +17,9 @@ from bstar.star import Drain, Handover, HandoverRefused, Leave, StarMachine, Sta
 from bstar_broker.core.broker import Broker
 from bstar_broker.core.outputs import Output
 
-# After a handover a node refuses requests for this time before it ends. Clients send until they hear of it. A
-# request that is unread at the end may have been executed, as far as its client knows; a refused request was
-# not. The time is longer than a round trip to a client.
+# After a handover a node refuses requests for this time before it ends, because clients still send. The
+# client of a request that is unread at the end cannot know whether it was executed; a refused one was not.
+# The time is longer than a round trip to a client.
 FAREWELL_S = 0.2
 
 
@@ -48,10 +48,10 @@ class Switchover(msgspec.Struct, gc=False):
 class Parting:
     """What one node does between an order to give its role up and the end of that.
 
-    The node calls ``next_input`` after whatever may end a drain, hands its result to the machine, and calls
-    ``follow`` when the machine has moved. ``switchover`` is the last one, None before the first.
-    ``drain_why``: an operator drains this node, or has drained it; "" otherwise. ``is_storing``: the disks do
-    not have all ends of durable requests yet, which the peer would have executed again.
+    The node calls ``next_input`` after each event that may end a drain, hands its result to the machine, and
+    calls ``follow`` when the machine has moved. ``switchover`` is the last one, None before the first.
+    ``drain_why``: an operator drains this node, or has drained it; "" otherwise. ``is_storing``: the disks
+    lack ends of durable requests, and the peer would execute these again.
     """
 
     def __init__(

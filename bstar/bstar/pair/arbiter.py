@@ -1,8 +1,8 @@
 """The arbiter as a process runs it: one ROUTER socket around the pure ``ArbiterMachine``.
 
-It serves any number of pairs. Ballots it keeps in memory alone, in-sync sets of durable stores in its state
-directory, if it has one. An operator may stop and start it at any time; docs/operations.md names the price.
-There is no logic here.
+It serves any number of pairs. It keeps ballots in memory alone, and in-sync sets of durable stores in its
+state directory if it has one. An operator may stop and start it at any time; docs/operations.md says what
+that costs. There is no logic here.
 """
 
 import logging
