@@ -354,7 +354,7 @@ def _made(job: _Job, kinds: Mapping[Part, Counter[str]]) -> list[commits.Made]:
         for what, key in keys.items()
     ]
     counts: dict[Part, dict[str, dict[str, int]]] = {part: {} for part in job.seen}
-    for row in queried(reduce(Stored.joined, counted), (), _COUNTS).summed(_COUNTS):
+    for row in queried(reduce(Stored.joined, counted).here, (), _COUNTS).summed(_COUNTS):
         counts[row["day"], row["pair"]].setdefault(row["what"], {})[row["key"]] = row["count"]
     made = {one.part: one for one in job.writer.before.made}
     for part, of_kinds in job.incidents.items():

@@ -19,12 +19,12 @@ import secrets
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from itertools import accumulate, chain, pairwise
+from itertools import chain
 from pathlib import Path
-from tempfile import gettempdir
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any, NamedTuple
 
 import duckdb
@@ -42,9 +42,11 @@ from bstar_pipeline.pair_rows import Rows, frame_of, read_files
 
 # Of each task.
 _MEMORY_MAX = "1GB"
-_PARTITION_ROWS = 600_000
+_PARTITION_ROWS = 400_000
+# Of each a file is open.
+_PARTITIONS_MAX = 256
 # What DuckDB gives at once.
-_BATCH_ROWS = 1 << 17
+_BATCH_ROWS = 1 << 16
 _PLACE = StructType([StructField("choice", IntegerType()), StructField("path", StringType())])
 _SHARES = StructType([StructField("share", IntegerType()), StructField("rows", BinaryType())])
 
@@ -125,6 +127,11 @@ class Stored:
         return self if more is None else replace(self, choices=(*self.choices, *more.choices))
 
     @property
+    def here(self) -> Stored:
+        """The same for this process, if it reaches the files: for rows that are few, or take no work."""
+        return replace(self, spark=None) if self.is_here else self
+
+    @property
     def frame(self) -> DataFrame:
         """The rows as Spark reads them."""
         assert self.spark is not None, "the local engine has no frames"
@@ -169,33 +176,58 @@ class _Query:
 
     def rows(self, made: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What it finds in the batches of a partition, in these columns."""
-        places = list(batches) if self.keys else batches
-        count = self._partitions(places) if self.keys else 1
-        for number in range(count):
-            share = f"{_share(self.keys, count)} = {number}" if count > 1 else "true"
-            with self._found(places, share) as found:
-                yield from _as(made, found)
+        if self.keys:
+            places = list(batches)
+            count = self._partitions(places)
+            if count > 1:
+                yield from self._one_by_one(made, places, count)
+                return
+            batches = places
+        with self._found(batches) as found:
+            yield from _as(made, found)
 
     def shared(
         self, made: pa.Schema, keys: Sequence[str], count: int, batches: Iterable[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         """The same in so many shares of rows of equal keys (``_SHARES``)."""
-        query = f"SELECT *, {_share(keys, count)} AS share FROM ({self.text})"
+        for number, rows in self._parted(made, keys, count, batches):
+            share = {"share": [number], "rows": [rows.serialize().to_pybytes()]}
+            yield pa.RecordBatch.from_pydict(share, schema=_arrow(_SHARES))
+
+    def _parted(
+        self, made: pa.Schema, keys: Sequence[str], count: int, batches: Iterable[pa.RecordBatch]
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Rows, and which of so many shares they are of."""
+        query = f"SELECT *, (hash({', '.join(keys)}) % {count})::INTEGER AS share FROM ({self.text})"
         of_all = replace(self, text=query)
         with _Query._found(of_all, batches) as found:
             for batch in found:
                 ordered = batch.sort_by("share")
-                shares = ordered.column("share").value_counts()
-                ends = list(accumulate(shares.field("counts").to_pylist()))
-                rows = pa.RecordBatch.from_arrays(ordered.columns[:-1], made.names)
-                packed = [
-                    whole.slice(begin, end - begin).serialize().to_pybytes()
-                    for whole in _as(made, [rows])
-                    for begin, end in pairwise([0, *ends])
+                (rows,) = _as(made, [pa.RecordBatch.from_arrays(ordered.columns[:-1], made.names)])
+                begin = 0
+                for share in ordered.column("share").value_counts().to_pylist():
+                    yield share["values"], rows.slice(begin, share["counts"])
+                    begin += share["counts"]
+
+    def _one_by_one(
+        self, made: pa.Schema, places: Sequence[pa.RecordBatch], count: int
+    ) -> Iterator[pa.RecordBatch]:
+        """What it finds in each of so many partitions of files, of which a temporary folder has the rows."""
+        whole = _Query("FROM rows", None, self.choices)
+        shape = whole.shape()
+        packed = pa.ipc.IpcWriteOptions(compression="lz4")
+        with TemporaryDirectory(prefix="bstar-shares-") as folder:
+            paths = [f"{folder}/{number}" for number in range(count)]
+            with ExitStack() as opened:
+                files = [
+                    opened.enter_context(pa.ipc.new_stream(path, shape, options=packed)) for path in paths
                 ]
-                yield pa.RecordBatch.from_arrays(
-                    [shares.field("values"), pa.array(packed, pa.binary())], schema=_arrow(_SHARES)
-                )
+                for number, rows in whole._parted(shape, self.keys, count, places):
+                    files[number].write_batch(rows)
+            asked = replace(self, given=shape, choices=(), keys=())
+            for path in paths:
+                with pa.ipc.open_stream(path) as rows:
+                    yield from asked.rows(made, rows)
 
     def written(
         self, made: pa.Schema, folder: Path, below: str, by: Sequence[str], batches: Iterable[pa.RecordBatch]
@@ -212,18 +244,16 @@ class _Query:
         counts = replace(self, text=f"SELECT count(*) AS rows, {keys} AS keys FROM rows", values=None)
         with _Query._found(counts, places) as found:
             (counted,) = found.read_all().to_pylist()
-        return max(1, min(-(-int(counted["rows"]) // _PARTITION_ROWS), int(counted["keys"])))
+        needed = min(-(-int(counted["rows"]) // _PARTITION_ROWS), int(counted["keys"]), _PARTITIONS_MAX)
+        return max(1, needed)
 
     @contextmanager
-    def _found(
-        self, batches: Iterable[pa.RecordBatch], share: str = "true"
-    ) -> Iterator[pa.RecordBatchReader]:
+    def _found(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatchReader]:
         with _database() as duck:
             for name, table in (self.tables or {}).items():
                 duck.register(name, table)
             if self.given is None:
-                rows = _of_files(self.choices, batches)
-                duck.execute(f"CREATE TEMP VIEW rows AS FROM ({rows}) WHERE {share}")
+                duck.execute(f"CREATE TEMP VIEW rows AS {_of_files(self.choices, batches)}")
             else:
                 if self.is_shared:
                     packed = (each.as_buffer() for batch in batches for each in batch.column("rows"))
@@ -231,11 +261,6 @@ class _Query:
                 reader = pa.RecordBatchReader.from_batches(self.given, _as(self.given, batches))
                 duck.register("rows", reader)
             yield duck.sql(self.text, params=self.values or {}).to_arrow_reader(_BATCH_ROWS)
-
-
-def _share(keys: Sequence[str], count: int) -> str:
-    """Which of so many shares a row belongs to, in SQL."""
-    return f"(hash({', '.join(keys)}) % {count})::INTEGER"
 
 
 @contextmanager

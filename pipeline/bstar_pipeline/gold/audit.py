@@ -71,7 +71,7 @@ _CARRIED = (
 
 def audit(requests: Stored, runs: Rows) -> Made:
     """gold.audit of ``silver.requests`` and rows of ``silver.runs``."""
-    keepers = queried(requests.take("pair", "client", "evidence"), (), _KEEPERS).summed(_DISTINCT)
+    keepers = queried(requests.take("pair", "client", "evidence").here, (), _KEEPERS).summed(_DISTINCT)
     tables = {
         "lacks": pa.Table.from_pylist(list(_lacks(runs)), _LACKS),
         "keepers": pa.Table.from_pylist(list(keepers), _KEEPER),

@@ -36,7 +36,7 @@ def capacity(records: Stored, before: Stored | None = None) -> Made:
     unknown = ("CAST(NULL AS DOUBLE) AS utilisation", "CAST(NULL AS TIMESTAMP) AS hour")
     rows = records.take(*_CARRIED, *unknown, where=is_told)
     known = None if before is None else before.take("pair", "service", "utilisation", "hour")
-    return queried(rows.joined(known), ("pair",), _SQL, table_schema("gold.capacity"))
+    return queried(rows.joined(known).here, ("pair",), _SQL, table_schema("gold.capacity"))
 
 
 def _mean(column: str) -> str:

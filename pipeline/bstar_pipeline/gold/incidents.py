@@ -60,7 +60,7 @@ def counts(found: Rows, records: Stored, runs: Rows, requests: Stored) -> Rows:
         return ()
     spans = pa.Table.from_pylist([{name: row.get(name) for name in _SPAN.names} for row in found], _SPAN)
     tables = {"spans": spans, "runs": offsets(runs)}
-    refusals = records.take(*_REFUSAL, where="kind = 'refused'")
+    refusals = records.take(*_REFUSAL, where="kind = 'refused'").here
     touched = queried(requests.take(*_REQUEST), (), _TOUCHED, tables={"spans": spans})
     refused = queried(refusals, (), _REFUSED, tables=tables)
     return [*touched.summed(_TOUCHED_IN_ALL), *refused.summed(_REFUSED_IN_ALL)]
