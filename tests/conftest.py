@@ -108,4 +108,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     try:
         return (yield)
     finally:
-        _unit_tests_running.pop()
+        _unit_tests_running.clear()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """What ends with the session is no part of its last test: Spark's session asks its JVM to stop."""
+    if nextitem is None:
+        _unit_tests_running.clear()
