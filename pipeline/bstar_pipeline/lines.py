@@ -8,6 +8,7 @@ import datetime as dt
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Union
 
@@ -163,11 +164,9 @@ def _row(line: bytes, about: tuple[str, dt.date]) -> Row:
         record = _parse_known(line)
     except UNDECODABLE:
         return _looked_at(line, about)
-    try:
-        if _is_text(line):
+    if _is_text(line):
+        with suppress(_OutOfRange):
             return _of_record(record)
-    except _OutOfRange:
-        pass
     return _looked_at(line, about)
 
 
