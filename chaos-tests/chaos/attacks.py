@@ -11,7 +11,9 @@ import contextlib
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -174,8 +176,19 @@ def read_the_traffic(target: Target) -> str:
     """A packet socket on the node's own interface. It sees plain text, so it would see the request's."""
     secret, plain = b"the price is confidential " * 8, b"seen in plain text " * 8
     listen = lambda: socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETH_P_ALL))  # noqa: E731
-    with target.run_at("primary", listen) as sniffer:
+
+    def hear() -> list[bytes]:
+        """From now on: what is not read at once is lost after some hundred packets."""
+        packets = [sniffer.recv(65_536)]
+        until = time.monotonic() + 2 * REPLY_S
+        while plain not in packets[-1]:
+            assert time.monotonic() < until, "the line of plain text was not heard"
+            packets.append(sniffer.recv(65_536))
+        return packets
+
+    with target.run_at("primary", listen) as sniffer, ThreadPoolExecutor(1) as ears:
         sniffer.settimeout(REPLY_S)
+        heard = ears.submit(hear)
 
         def ask() -> None:
             with HAClient(target.endpoints, security=target.security(target.client)) as client:
@@ -184,9 +197,7 @@ def read_the_traffic(target: Target) -> str:
                 connection.sendall(plain)
 
         target.run_at("attacker", ask)
-        packets = [sniffer.recv(65_536)]
-        while plain not in packets[-1]:
-            packets.append(sniffer.recv(65_536))
+        packets = heard.result()
     assert len(packets) > 10, "too few packets to say anything"
     assert not [packet for packet in packets if secret[:26] in packet]
     return "none of the packets has the body of the request; a line of plain text beside it is read"
