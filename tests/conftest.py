@@ -69,14 +69,6 @@ def pytest_collection_finish() -> None:
     atexit.register(gc.unfreeze)
 
 
-@pytest.hookimpl
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Watch a unit test by a signal. A thread for each of them takes longer than most of them do."""
-    for item in items:
-        if not _needs_more(item) and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(method="signal"))
-
-
 def _needs_more(item: pytest.Item) -> bool:
     return any(item.get_closest_marker(name) for name in _MARKERS)
 

@@ -16,6 +16,7 @@ from xdist.scheduler import LoadFileScheduling
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
+    from xdist.workermanage import WorkerController
 
 # Files that share what takes long to make: the tables of support.planted_root, and the session of Spark.
 _SESSIONS = (
@@ -105,6 +106,21 @@ class _Scheduler(LoadFileScheduling):  # type: ignore[misc]  # xdist has no type
         if file.startswith("chaos-tests/") and file != _CHAOS_JOURNAL:
             return nodeid
         return _SCOPES.get(file, file)
+
+    # A process runs a test once it has heard which one follows, or that none does. LoadScopeScheduling gives
+    # one that takes the place of a dead one a single unit, perhaps one that is done: the run would not end.
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        units = self.assigned_work[node]
+        for scope in [scope for scope, tests in units.items() if all(tests.values())]:
+            del units[scope]
+        crashed: str | None = super().remove_node(node)
+        return crashed
+
+    def schedule(self) -> None:
+        super().schedule()
+        for node in self.nodes:
+            self._reschedule(node)
 
 
 @pytest.hookimpl(optionalhook=True)
