@@ -14,7 +14,7 @@ import pytest
 from bstar_pipeline.report import plots
 from bstar_pipeline.report.content import Content, Shown, Verdicts
 from bstar_pipeline.report.page import render
-from bstar_pipeline.report.words import KINDS, count, date_and_time, duration, judge, plural, share, to_do
+from bstar_pipeline.report.words import KINDS, count, date_and_time, duration, judge, plural, share
 from support.chromium import chromium
 from support.report_content import NASTY, START, STEPS, at, report_content
 
@@ -460,8 +460,7 @@ def test_what_an_outage_cost_beyond_its_budget_is_told_in_times() -> None:
 
 
 def test_every_kind_of_incident_says_what_to_do() -> None:
-    first = report_content().incidents[0]
-    assert all(to_do(replace(first, kind=kind)).endswith((".", "?")) for kind in KINDS)
+    assert all(each.to_do.endswith((".", "?")) for each in KINDS.values())
 
 
 def test_a_broken_promise_is_the_headline() -> None:
@@ -487,12 +486,11 @@ def test_the_first_screen_names_the_services_that_missed_their_objective() -> No
 
 
 def test_each_kind_of_incident_has_a_mark_of_its_own() -> None:
-    assert set(plots.MARKS) == set(KINDS)
-    assert len(set(plots.MARKS.values())) == len(KINDS)
+    marks = [each.mark for each in KINDS.values()]
+    assert len(set(marks)) == len(KINDS)
     content = report_content()
     first = content.incidents[0]
     content = replace(content, incidents=Shown(replace(first, kind=kind) for kind in KINDS))
-    drawn = [sign for _, sign, _ in plots.timeline(content).panels[0].marks]
-    assert drawn == [plots.MARKS[kind] for kind in KINDS]
+    assert [sign for _, sign, _ in plots.timeline(content).panels[0].marks] == marks
     text = " ".join(Elements(render(content, made_at_us=MADE)).texts)
-    assert all(f"{sign} {kind}" in text for kind, sign in plots.MARKS.items())
+    assert all(f"{each.mark} {kind}" in text for kind, each in KINDS.items())

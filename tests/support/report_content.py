@@ -137,7 +137,7 @@ def report_content(
         )
         for n, name in enumerate(services)
     ]
-    hours = [(START - (6 - hour) * 3600 * SECOND, 0.55 + hour * 0.02, 0.8) for hour in range(7)]
+    hours = [(START - (6 - hour) * 3600 * SECOND, 0.55 + hour * 0.02) for hour in range(7)]
     capacity = [
         Capacity(name, 4, 0.67, 0.81, 105.0, 18, 0.05, at(86_400 * 6) if n == 0 else None, hours)
         for n, name in enumerate(services)
@@ -192,7 +192,6 @@ def report_content(
         step_us=STEP_US,
         requests=sum(rate.answered + rate.not_answered for rate in rates),
         errors=14.0,
-        retried=66,
         verdicts=[
             Verdicts("both-active", int(is_broken), 0, 0),
             Verdicts("crossed", 0, 0, 40),

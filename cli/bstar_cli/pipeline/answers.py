@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Generic, Literal, NamedTuple, TypeVar
 
 import typer
 
@@ -24,13 +24,13 @@ from bstar_cli.pipeline.spark import (
 from bstar_pipeline.amounts import of_tables
 from bstar_pipeline.report import asking, services
 from bstar_pipeline.report.asking import ASKED
-from bstar_pipeline.report.content import Column, Finding, Incident, Objective
+from bstar_pipeline.report.content import Finding, Incident, Objective
 from bstar_pipeline.report.reading import Tables, open_tables
 from bstar_pipeline.report.words import (
-    KINDS,
     alerts,
     budget_used,
     date_and_time,
+    did,
     duration,
     judge,
     promised,
@@ -39,6 +39,16 @@ from bstar_pipeline.report.words import (
 from bstar_pipeline.tables import TABLES
 
 _Item = TypeVar("_Item")
+
+
+class Column(NamedTuple, Generic[_Item]):
+    """``kind``: "" text, "n" number. ``cell``: of an item."""
+
+    label: str
+    kind: Literal["", "n"]
+    cell: Callable[[_Item], str]
+
+
 _STYLES = {"violated": "bold red", "unproven": "yellow", "passed": "green", "empty": "yellow"}
 
 
@@ -63,7 +73,7 @@ _FINDINGS: tuple[Column[Finding], ...] = (
 _INCIDENTS: tuple[Column[Incident], ...] = (
     Column("when (UTC)", "", lambda each: date_and_time(each.began_at_us, to="ms")),
     Column("pair", "", lambda each: each.pair),
-    Column("what", "", lambda each: f"{each.node} {KINDS.get(each.kind, each.kind)}"),
+    Column("what", "", did),
     Column("successor", "", lambda each: each.successor or NOTHING),
     Column("outage", "n", lambda each: duration(each.outage_us)),
     Column("detected", "n", lambda each: duration(each.detection_us)),
@@ -118,7 +128,7 @@ def _print(
     elif items:
         headings = [column.label for column in columns]
         right = [number for number, column in enumerate(columns) if column.kind == "n"]
-        rows = [[str(column.cell(item)) for column in columns] for item in items]
+        rows = [[column.cell(item) for column in columns] for item in items]
         print_table(headings, rows, right=right, is_dense=is_dense)
 
 

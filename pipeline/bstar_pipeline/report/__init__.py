@@ -23,12 +23,12 @@ def collect(tables: Tables, progress: Callable[[str], None] = lambda _: None) ->
     from bstar_pipeline.report.content import Content
     from bstar_pipeline.report.words import worst_outage
 
-    pair = tables.choice.pair
+    pair = tables.pair
     assert pair is not None, "a report is about one pair"
     progress("reading processes")
     runs = events.runs(tables)
     progress("reading requests")
-    rates, retried = events.rates(tables)
+    rates = events.rates(tables)
     progress("reading incidents")
     incidents = asking.incidents(tables)
     progress("reading objectives")
@@ -41,12 +41,11 @@ def collect(tables: Tables, progress: Callable[[str], None] = lambda _: None) ->
     progress("reading audit, capacity and clients")
     return Content(
         pair=pair,
-        from_us=tables.choice.from_us,
-        until_us=tables.choice.until_us,
+        from_us=tables.from_us,
+        until_us=tables.until_us,
         step_us=tables.step_us,
         requests=sum(rate.answered + rate.not_answered for rate in rates),
         errors=sum(rate.not_answered for rate in rates),
-        retried=retried,
         verdicts=asking.verdicts(tables),
         findings=asking.findings(tables),
         intervals=events.intervals(tables),

@@ -27,7 +27,7 @@ def requests(tables: Tables) -> float:
 
 def verdicts(tables: Tables) -> list[Verdicts] | None:
     """The audit's findings, counted by rule; None if nothing was audited: that is not the same as none."""
-    if not tables.has("gold.audit"):
+    if not tables.snapshot.has("gold.audit"):
         return None
     counts = ", ".join(
         f"SUM(CASE WHEN verdict = '{verdict}' THEN COALESCE(count, 1) ELSE 0 END) AS {verdict}"
@@ -88,7 +88,7 @@ def hits(tables: Tables, incident: Incident | None, promises: Mapping[str, Promi
 
 def _audited(tables: Tables) -> str:
     # A finding without a time is about its whole day; what is counted is of a time.
-    first, last = tables.choice.days
+    first, last = tables.days
     is_of_day = f"at_us IS NULL AND day BETWEEN DATE '{first}' AND DATE '{last}'"
     ended_us = "at_us + CASE WHEN verdict = 'violated' THEN 0 ELSE COALESCE(duration_us, 0) END"
-    return f"({is_of_day} OR (at_us < {tables.choice.until_us} AND {ended_us} >= {tables.choice.from_us}))"
+    return f"({is_of_day} OR (at_us < {tables.until_us} AND {ended_us} >= {tables.from_us}))"

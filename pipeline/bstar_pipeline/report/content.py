@@ -6,22 +6,24 @@ the pair's common timeline, ``…_us`` without ``at`` durations in microseconds.
 hosts and the texts of events come from the wire and are as they came: whoever shows them escapes them.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import TypeVar
 
 _Item = TypeVar("_Item")
-Cell = str | int | None | tuple[str | int | None, str]
-"""A text, a time of a column of times, or one of these and a note beneath it."""
+_DAY_US = 86_400_000_000
+_STEPS_S = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800,
+    3600, 7200, 10800, 21600, 43200,
+)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Column(Generic[_Item]):
-    """``kind``: "" text, "n" number, "head" what a row is about, "when" a time. ``cell``: of an item."""
-
-    label: str
-    kind: Literal["", "n", "head", "when"]
-    cell: Callable[[_Item], Cell]
+def round_step_us(length_us: int, most: int) -> int:
+    """A round time, so that this length has at most so many."""
+    days = -(-length_us // (_DAY_US * most))
+    return next(
+        (int(step_s * 1e6) for step_s in _STEPS_S if length_us <= step_s * 1e6 * most), days * _DAY_US
+    )
 
 
 class Shown(list[_Item]):
@@ -196,7 +198,7 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """One service's workers: its last hour, and the utilisation of all hours as (at_us, mean, peak)."""
+    """One service's workers: its last hour, and the mean utilisation of all hours as (at_us, share)."""
 
     service: str
     workers: float
@@ -206,7 +208,7 @@ class Capacity:
     queued_max: int
     trend_per_day: float | None
     saturates_at_us: int | None
-    hours: list[tuple[int, float, float]] = field(default_factory=list)
+    hours: list[tuple[int, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +279,6 @@ class Content:
     step_us: int
     requests: float
     errors: float
-    retried: int
     verdicts: list[Verdicts] | None
     findings: Shown[Finding]
     intervals: Shown[Interval]
@@ -292,3 +293,13 @@ class Content:
     clients: Shown[Client]
     runs: Shown[Run]
     quality: Quality
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The period."""
+        return self.from_us, self.until_us
+
+    @property
+    def promises(self) -> dict[str, Promise]:
+        """By service."""
+        return {each.service: each.promise for each in self.objectives if each.promise is not None}

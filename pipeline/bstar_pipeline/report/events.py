@@ -11,7 +11,7 @@ from functools import partial
 from bstar.records.broker import FINISHED
 from bstar_pipeline.gold.history import CLOCK_ERROR_US
 from bstar_pipeline.report.content import Interval, Quality, Rate, Run, Shown
-from bstar_pipeline.report.reading import Tables
+from bstar_pipeline.report.reading import Tables, filled
 
 # ruff: noqa: S608 - all that is put into queries are constants and numbers
 
@@ -21,28 +21,23 @@ SAMPLES_MAX = 5
 LINE_CHARS_MAX = 200
 
 
-def rates(tables: Tables) -> tuple[list[Rate], int]:
-    """Requests by step, and how many of all were sent or given out more than once."""
+def rates(tables: Tables) -> list[Rate]:
+    """Requests by step."""
     is_answered = f"outcome IN {FINISHED}"
     rows = tables.ask(
         "silver.requests",
         f"""
         SELECT {tables.step_of("ended_at_us")} AS step,
             SUM(CASE WHEN {is_answered} THEN weight ELSE 0 END) AS answered,
-            SUM(CASE WHEN {is_answered} THEN 0 ELSE weight END) AS not_answered,
-            SUM(CASE WHEN COALESCE(attempts, 1) > 1 OR is_repeated OR deliveries > 1 THEN 1 ELSE 0 END)
-                AS again
+            SUM(CASE WHEN {is_answered} THEN 0 ELSE weight END) AS not_answered
         FROM {{table}} WHERE {tables.within("ended_at_us")} GROUP BY 1
         """,
     )
     by_step = {row["step"]: row for row in rows}
-    steps = (tables.choice.until_us - 1 - tables.origin_us) // tables.step_us + 1
-    found = []
-    for step in range(steps):
-        row = by_step.get(step)
-        at_us = tables.origin_us + step * tables.step_us
-        found.append(Rate(at_us, row["answered"] if row else 0.0, row["not_answered"] if row else 0.0))
-    return found, sum(row["again"] for row in rows)
+    steps = (tables.until_us - 1 - tables.origin_us) // tables.step_us + 1
+    none = {"answered": 0.0, "not_answered": 0.0}
+    times = ((step, tables.origin_us + step * tables.step_us) for step in range(steps))
+    return [filled(Rate, by_step.get(step, none), at_us=at_us) for step, at_us in times]
 
 
 def intervals(tables: Tables) -> Shown[Interval]:
@@ -50,7 +45,7 @@ def intervals(tables: Tables) -> Shown[Interval]:
 
     A node whose journal simply ends was alive: its next record was not due yet.
     """
-    from_us, until_us = tables.choice.from_us, tables.choice.until_us
+    from_us, until_us = tables.from_us, tables.until_us
     lasted = f"CASE WHEN ended_by = 'end' THEN GREATEST(until_at_us, {until_us}) ELSE until_at_us END"
     found = tables.shown(
         Interval,
@@ -68,7 +63,7 @@ def intervals(tables: Tables) -> Shown[Interval]:
 
 def runs(tables: Tables) -> Shown[Run]:
     """The runs of processes that lived in the period, the earliest first."""
-    lived = f"started_at_us < {tables.choice.until_us} AND last_at_us >= {tables.choice.from_us}"
+    lived = f"started_at_us < {tables.until_us} AND last_at_us >= {tables.from_us}"
     return tables.shown(Run, "silver.runs", lived, "started_at_us, node", RUNS_MAX)
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
-from bstar_pipeline.report.content import Capacity, Content, Heat, Incident, Interval, Objective
-from bstar_pipeline.report.words import count, date_and_time, duration, happened, moment, share
+from bstar_pipeline.report.content import Content, Heat, Interval, round_step_us
+from bstar_pipeline.report.words import count, duration, happened, kind_of, moment
 from bstar_pipeline.tables import utc
 
 STATES = {
@@ -26,18 +26,6 @@ STATES = {
     "ERROR": "--bad",
 }
 """What a node was, as the legend says it, in its order."""
-MARKS = {
-    "crash": "✖",
-    "both-crash": "✱",
-    "stop": "■",
-    "start": "▲",
-    "handover": "◆",
-    "pause": "●",
-    "partition": "◇",
-    "both-active": "★",
-    "outage": "▼",
-}
-"""How each kind of incident is marked."""
 _LINES = ("--line-1", "--line-2", "--line-3", "--line-4", "--line-5")
 _WIDE = 1000.0
 """Drawings are so many units wide and high."""
@@ -46,12 +34,13 @@ _TICKS_MAX = 6
 _MARGIN = 0.08
 _SECOND_US = 1_000_000
 _DAY_US = 86_400 * _SECOND_US
-_TIME_STEPS_S = (
-    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800,
-    3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800,
-)  # fmt: skip
+# How much of 08:06:42.250 tells apart the times of steps that are not shorter.
+_TIME_LETTERS = ((_DAY_US, 0), (60 * _SECOND_US, 5), (_SECOND_US, 8), (0, 12))
 _POINTS_MAX = 12
 """Of a line with fewer, its points are drawn as well."""
+
+_Span = tuple[int, int]
+_Courses = Mapping[str, list[tuple[int, float]]]
 
 
 @dataclass
@@ -108,33 +97,25 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Panels with one time axis; ``about`` is for those who do not see it, ``key`` is (colour, word)."""
+    """Panels with one axis of time; ``key`` is (colour, word)."""
 
-    name: str
-    about: str
     panels: Sequence[Panel]
-    span: tuple[int, int]
-    key: Sequence[tuple[str, str]] = ()
-
-    @property
-    def wide(self) -> int:
-        """How many letters the labels at the left need."""
-        return max((len(text) for panel in self.panels for text, _ in panel.labels), default=1) + 1
+    span: _Span
+    key: Sequence[tuple[str, str]]
 
     @property
     def times(self) -> list[tuple[float, str, str]]:
         """Round times of the span: share of the width, date ("" if all are of one), time."""
-        length_us = self.span[1] - self.span[0]
-        length_s = length_us / _SECOND_US
-        step_s = next(
-            (step for step in _TIME_STEPS_S if length_s / step <= _TICKS_MAX), length_s / _TICKS_MAX
-        )
-        step_us = max(1, round(step_s * _SECOND_US))
-        first, last = (self.span[0] + round(length_us * part) for part in (_MARGIN, 1 - _MARGIN))
-        found = range(-(-first // step_us) * step_us, last + 1, step_us)
-        is_of_days = date_and_time(self.span[0])[:10] != date_and_time(self.span[1] - 1)[:10]
-        spelled = ((_place(self.span, at_us), *_time(at_us, step_s)) for at_us in found)
-        return [(place, date if is_of_days or not time else "", time) for place, date, time in spelled]
+        first_us, last_us = self.span
+        step_us = round_step_us(last_us - first_us, _TICKS_MAX)
+        margin_us = round((last_us - first_us) * _MARGIN)
+        is_of_days = utc(first_us).date() != utc(last_us - 1).date()
+        letters = next(letters for least_us, letters in _TIME_LETTERS if step_us >= least_us)
+        found = []
+        for at_us in range(-(-(first_us + margin_us) // step_us) * step_us, last_us - margin_us + 1, step_us):
+            date, time = f"{utc(at_us):%b %d}", f"{utc(at_us):%T.%f}"[:letters]
+            found.append((_share(self.span, at_us), date if is_of_days or not time else "", time))
+        return found
 
 
 def timeline(content: Content) -> Figure:
@@ -145,44 +126,47 @@ def timeline(content: Content) -> Figure:
     height = _WIDE / max(1, len(rows))
     states = Panel(30 * max(1, len(rows)), [(name, (n + 0.5) / len(rows)) for n, name in enumerate(rows)])
     for each in content.intervals:
-        x, y = _x(content, each.since_at_us), (rows.index(each.node) + 0.15) * height
+        x, y = _x(content.span, each.since_at_us), (rows.index(each.node) + 0.15) * height
         about = (
             f"{each.node}: {each.state}, epoch {each.epoch}\n{moment(content, each.since_at_us)} – "
             f"{moment(content, each.until_at_us)} ({duration(each.until_at_us - each.since_at_us)})\n"
             f"{each.text}"
         )
         colour = f"var({STATES.get(state_of(each), '--muted')})"
-        until = max(x + 0.01, _x(content, each.until_at_us))
+        until = max(x + 0.01, _x(content.span, each.until_at_us))
         # A border keeps what is narrower than a pixel visible.
         states.box("bar", (x, until), (y, y + height * 0.7), f"fill:{colour};stroke:{colour}", about)
     _moments(states, content)
-    states.marks = [_mark(content, number, each) for number, each in enumerate(content.incidents, start=1)]
+    for number, incident in enumerate(content.incidents, start=1):
+        about = (
+            f"{number}. {happened(incident)}\n{moment(content, incident.began_at_us)}, "
+            f"outage {duration(incident.outage_us)}\n{incident.cause}"
+        )
+        place = min(0.99, max(0.01, _share(content.span, incident.began_at_us)))
+        states.marks.append((place, kind_of(incident).mark, about))
     seen = {state_of(each) for each in content.intervals}
     key = [(colour, state) for state, colour in STATES.items() if state in seen]
     key += [("--answered", "answered"), *([("--bad", "not answered")] if content.errors else [])]
-    span = (content.from_us, content.until_us)
-    return Figure("timeline-plot", describe(content), [states, _rates(content)], span, key)
+    return Figure([states, _rates(content)], content.span, key)
 
 
-def _mark(content: Content, number: int, each: Incident) -> tuple[float, str, str]:
-    about = (
-        f"{number}. {happened(each)}\n{moment(content, each.began_at_us)}, "
-        f"outage {duration(each.outage_us)}\n{each.cause}"
-    )
-    place = min(0.99, max(0.01, _x(content, each.began_at_us) / _WIDE))
-    return place, MARKS.get(each.kind, "✚"), about
+def state_of(interval: Interval) -> str:
+    """What a node was, in a word of STATES."""
+    if interval.state in ("PRIMARY", "BACKUP"):
+        return "starting"
+    return "away" if interval.state == "ACTIVE" and not interval.is_serving else interval.state
 
 
 def _moments(panel: Panel, content: Content) -> None:
     """A dotted line for each incident."""
-    panel.path("moments", (f"M{_x(content, each.began_at_us):.2f} 0V1000" for each in content.incidents))
+    panel.path("moments", (f"M{_x(content.span, each.began_at_us):.2f} 0V1000" for each in content.incidents))
 
 
 def _rates(content: Content) -> Panel:
-    per_s = _SECOND_US / content.step_us
+    span, per_s = content.span, _SECOND_US / content.step_us
     sums = [(rate.answered + rate.not_answered) * per_s for rate in content.rates]
     panel = Panel.with_scale(130, max(sums, default=0.0), lambda value: f"{value:,.4g}", "requests/s")
-    steps = [(_x(content, rate.at_us), _x(content, rate.at_us + content.step_us)) for rate in content.rates]
+    steps = [(_x(span, rate.at_us), _x(span, rate.at_us + content.step_us)) for rate in content.rates]
     # The second covers the lower part of the first.
     for colour, tops in (("--bad", sums), ("--answered", [rate.answered * per_s for rate in content.rates])):
         edge = (f"V{panel.y(top):.1f}H{until:.2f}" for (_, until), top in zip(steps, tops, strict=True))
@@ -190,9 +174,8 @@ def _rates(content: Content) -> Panel:
             panel.path("area", [f"M{steps[0][0]:.2f} 1000", *edge, "V1000z"], f"fill:var({colour})")
     for each in content.incidents:
         if each.outage_us:
-            x = _x(content, each.outage_began_us)
-            until = _x(content, each.outage_began_us + each.outage_us)
-            panel.box("outage", (x, max(x + 0.5, until)))
+            x = _x(span, each.outage_began_us)
+            panel.box("outage", (x, max(x + 0.5, _x(span, each.outage_began_us + each.outage_us))))
     _moments(panel, content)
     for step, rate in zip(steps, content.rates, strict=True):
         caption = f"{rate.answered * per_s:,.4g}/s answered, {rate.not_answered * per_s:,.4g}/s not"
@@ -210,8 +193,8 @@ def heat(content: Content, heat: Heat) -> Figure:
     labels = [(duration(tick * 1000), y(tick * 1000) / _WIDE) for tick in ticks(low / 1000, high / 1000)]
     panel = Panel(260, labels)
     rows = len(content.edges_us) - 1
-    origin_us = content.rates[0].at_us if content.rates else content.from_us
-    x, wide = _x(content, origin_us), _x(content, origin_us + content.step_us) - _x(content, origin_us)
+    origin_us = content.rates[0].at_us
+    x, wide = _x(content.span, origin_us), _WIDE * content.step_us / (content.until_us - content.from_us)
     most = math.log(max(2.0, *(weight for _, _, weight in heat.cells)))
     levels: dict[int, list[str]] = {}
     weights: dict[int, float] = {}
@@ -229,8 +212,7 @@ def heat(content: Content, heat: Heat) -> Figure:
         caption = f"{count(weights.get(step, 0))} requests\nmedian {duration(p50)}, p99 {duration(p99)}"
         when = moment(content, origin_us + step * content.step_us)
         panel.box("hover", (x + step * wide, x + (step + 1) * wide), about=f"{when}\n{caption}")
-    about = f"Latency of {heat.service or 'all services'} over time; the objectives have the percentiles."
-    return Figure("", about, [panel], (content.from_us, content.until_us), key)
+    return Figure([panel], content.span, key)
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -241,41 +223,34 @@ def ticks(low: float, high: float) -> list[float]:
     return [tick for tick in found if low <= tick <= high]
 
 
-def burn(content: Content, objectives: Sequence[Objective]) -> Figure | None:
+def burn(content: Content) -> Figure | None:
     """Burn rate of the error budget over time, for the busiest services; None if nothing burned."""
-    lines = {each.service: each.burn for each in objectives if each.burn}
-    if not any(rate for points in lines.values() for _, rate in points):
-        return None
-    about = "Burn rate of the error budget over time, by service."
-    return _lines("burn-plot", about, content, lines, lambda value: f"{value:,.3g} ×")
+    lines = {each.service: each.burn for each in content.objectives if each.burn}
+    has_burned = any(rate for points in lines.values() for _, rate in points)
+    return _lines(content, lines, lambda value: f"{value:,.3g} ×") if has_burned else None
 
 
-def capacity(content: Content, services: Sequence[Capacity]) -> Figure | None:
-    """Utilisation of the workers by hour, with a straight line to where it leads, or None."""
+def capacity(content: Content) -> Figure | None:
+    """Utilisation of the workers by hour, with a straight line to where it leads, or None.
+
+    The line is half the period long, or until all workers are in use.
+    """
     # A single hour is a point, not a course.
-    chosen = [each for each in services if len(each.hours) > 1]
-    lines = {each.service: [(at_us, mean) for at_us, mean, _ in each.hours] for each in chosen}
-    ahead = {each.service: _ahead(content, each, each.trend_per_day) for each in chosen if each.trend_per_day}
-    about = "Utilisation of the workers by hour, by service, with its trend."
-    return _lines("capacity-plot", about, content, lines, lambda value: f"{value:.0%}", ahead)
-
-
-def _ahead(content: Content, each: Capacity, trend_per_day: float) -> list[tuple[int, float]]:
-    """Half the period onwards from the last hour, or until all workers are in use."""
-    last_at_us, last, _ = each.hours[-1]
-    ahead_us = (content.until_us - content.from_us) // 2
-    if trend_per_day > 0:
-        ahead_us = min(ahead_us, int(max(0.0, 1 - last) / trend_per_day * _DAY_US))
-    return [(last_at_us, last), (last_at_us + ahead_us, max(0.0, last + trend_per_day * ahead_us / _DAY_US))]
+    lines = {each.service: each.hours for each in content.capacity if len(each.hours) > 1}
+    ahead = {}
+    for each in content.capacity:
+        if each.service in lines and each.trend_per_day:
+            last_at_us, last = each.hours[-1]
+            ahead_us = (content.until_us - content.from_us) // 2
+            if each.trend_per_day > 0:
+                ahead_us = min(ahead_us, int(max(0.0, 1 - last) / each.trend_per_day * _DAY_US))
+            led = max(0.0, last + each.trend_per_day * ahead_us / _DAY_US)
+            ahead[each.service] = [(last_at_us, last), (last_at_us + ahead_us, led)]
+    return _lines(content, lines, lambda value: f"{value:.0%}", ahead)
 
 
 def _lines(
-    name: str,
-    about: str,
-    content: Content,
-    lines: Mapping[str, list[tuple[int, float]]],
-    spell: Callable[[float], str],
-    ahead: Mapping[str, list[tuple[int, float]]] | None = None,
+    content: Content, lines: _Courses, spell: Callable[[float], str], ahead: _Courses | None = None
 ) -> Figure | None:
     """Courses over time by service, and where they lead, or None."""
     colours = dict(zip(lines, _LINES, strict=False))
@@ -291,10 +266,10 @@ def _lines(
     span = (min(content.from_us, *times), max(content.until_us, *times))
     panel = Panel.with_scale(220, max(1.0, *(y for _, points, _ in drawn for _, y in points)), spell)
     for service, points, kind in drawn:
-        course = [(_place(span, at_us) * _WIDE, panel.y(y)) for at_us, y in points]
+        course = [(_x(span, at_us), panel.y(y)) for at_us, y in points]
         _course(panel, course, colours[service], service, kind)
     panel.path("limit", [f"M0 {panel.y(1.0):.1f}H1000"])
-    return Figure(name, about, [panel], span, [(colour, service) for service, colour in colours.items()])
+    return Figure([panel], span, [(colour, service) for service, colour in colours.items()])
 
 
 def _course(
@@ -307,34 +282,9 @@ def _course(
         panel.path("dots", (f"M{place}h0" for place in places), f"stroke:var({colour})", name)
 
 
-def _time(at_us: int, step_s: float) -> tuple[str, str]:
-    """The date of a tick, and its time if ticks are of less than days."""
-    at = utc(at_us)
-    time = "" if step_s >= 86_400 else f"{at:%H:%M}" if step_s >= 60 else f"{at:%H:%M:%S}"
-    return f"{at:%b %d}", time + (f".{at_us % _SECOND_US // 1000:03}" if step_s < 1 else "")
+def _share(span: _Span, at_us: int) -> float:
+    return (at_us - span[0]) / (span[1] - span[0])
 
 
-def _place(span: tuple[int, int], at_us: int) -> float:
-    return (at_us - span[0]) / max(1, span[1] - span[0])
-
-
-def _x(content: Content, at_us: int) -> float:
-    return _WIDE * _place((content.from_us, content.until_us), at_us)
-
-
-def state_of(interval: Interval) -> str:
-    """What a node was, in a word of STATES."""
-    if interval.state in ("PRIMARY", "BACKUP"):
-        return "starting"
-    return "away" if interval.state == "ACTIVE" and not interval.is_serving else interval.state
-
-
-def describe(content: Content) -> str:
-    """The timeline in a sentence, for those who do not see it."""
-    serving = sum(each.is_serving for each in content.intervals)
-    return (
-        f"States of the nodes from {date_and_time(content.from_us)} to "
-        f"{date_and_time(content.until_us)} UTC: {count(serving)} intervals of service, "
-        f"{count(len(content.incidents))} incidents, "
-        f"{share(content.errors / content.requests if content.requests else 0)} of requests not answered."
-    )
+def _x(span: _Span, at_us: int) -> float:
+    return _WIDE * _share(span, at_us)

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import datetime as dt
 import glob
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bstar.errors import ConfigurationError, PipelineError
 from bstar_pipeline.commits import Folder, Snapshot, folder_named, open_snapshot
-from bstar_pipeline.report.content import Shown
+from bstar_pipeline.report.content import Shown, round_step_us
 from bstar_pipeline.tables import TABLES, columns_of, utc
 
 if TYPE_CHECKING:
@@ -32,21 +31,27 @@ if TYPE_CHECKING:
 # ruff: noqa: S608 - all that is put into queries are constants, and names of files
 
 _Value = TypeVar("_Value", bound="DataclassInstance")
+_Engine = Callable[[str, list[str], str], list[Any]]
+"""Runs a query about ``{table}``: of a table of this name these files. A row gives its columns by name."""
 
 STEPS_MAX = 240
 """Columns of the plots over time: more than a phone can show."""
 MINUTE_US = 60_000_000
-_DAY_US = 24 * 60 * MINUTE_US
-_STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
+_STEP_MIN_US = 100_000
 _LIVED = "SELECT pair, MIN(started_at_us) AS began_us, MAX(last_at_us) AS ended_us FROM {table} GROUP BY pair"
 # Of Spark's types those that DuckDB calls otherwise.
 _TYPES = {"STRING": "VARCHAR", "TIMESTAMP": "TIMESTAMPTZ", "ARRAY<BIGINT>": "BIGINT[]"}
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """One pair (None: all pairs) in [``from_us``, ``until_us``)."""
+class Tables:
+    """The tables of one run: of one pair (None: all pairs), in [``from_us``, ``until_us``).
 
+    Plots over time have steps of ``step_us``; the first one begins at ``origin_us``.
+    """
+
+    snapshot: Snapshot
+    engine: _Engine
     pair: str | None
     from_us: int
     until_us: int
@@ -56,35 +61,15 @@ class Choice:
         """The first and the last day (UTC)."""
         return utc(self.from_us).date(), utc(self.until_us - 1).date()
 
-
-class _Engine(ABC):
-    """What runs a query about ``{table}``: these files of a table."""
-
-    @abstractmethod
-    def rows(self, name: str, files: list[str], query: str) -> list[Any]:
-        """Its rows; each gives its columns by name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tables:
-    """The tables of one run, of what was chosen.
-
-    Plots over time have steps of ``step_us``; the first one begins at ``origin_us``.
-    """
-
-    snapshot: Snapshot
-    engine: _Engine
-    choice: Choice
-
     @property
     def step_us(self) -> int:
         """A round time, so that there are at most STEPS_MAX."""
-        return step_us(self.choice.until_us - self.choice.from_us)
+        return step_us(self.until_us - self.from_us)
 
     @property
     def origin_us(self) -> int:
         """``from_us`` rounded down to a step."""
-        return self.choice.from_us // self.step_us * self.step_us
+        return self.from_us // self.step_us * self.step_us
 
     def step_of(self, at_us: str) -> str:
         """The number of the step that a time is in, in SQL."""
@@ -92,11 +77,7 @@ class Tables:
 
     def within(self, at_us: str, *, length_us: int = 1) -> str:
         """Whether the period has something of what is at a time, and so long, in SQL."""
-        return f"({at_us} > {self.choice.from_us - length_us} AND {at_us} < {self.choice.until_us})"
-
-    def has(self, name: str) -> bool:
-        """Whether the table was ever written, be it without a row."""
-        return self.snapshot.has(name)
+        return f"({at_us} > {self.from_us - length_us} AND {at_us} < {self.until_us})"
 
     def ask(
         self, name: str, query: str, *, margin_days: int | None = 1, more: Sequence[str] = ()
@@ -105,15 +86,15 @@ class Tables:
         around, or of all. An interval or a request may belong to the day before the one that it ends in.
         """
         margin = dt.timedelta(days=margin_days or 0)
-        first, last = self.choice.days
-        pairs = {self.choice.pair, *more}
+        first, last = self.days
+        pairs = {self.pair, *more}
         parts = {
             file.part
             for file in self.snapshot.manifest.tables.get(name, [])
-            if (self.choice.pair is None or file.pair in pairs)
+            if (self.pair is None or file.pair in pairs)
             and (margin_days is None or first - margin <= file.day <= last + margin)
         }
-        return self.engine.rows(name, self.snapshot.files(name, parts), query)
+        return self.engine(name, self.snapshot.files(name, parts), query)
 
     def first(self, name: str, query: str, order: str, most: int, *, margin_days: int = 1) -> Shown[Any]:
         """The first ``most`` rows of a query in this order."""
@@ -160,7 +141,7 @@ def open_tables(
     if spark is not None:
         from bstar_pipeline import store
 
-        yield chosen(_OnSpark(spark), store.snapshot(spark, root))
+        yield chosen(partial(_on_spark, spark), store.snapshot(spark, root))
         return
     import duckdb
 
@@ -171,7 +152,7 @@ def open_tables(
         snapshot = open_snapshot(Folder(folder), root)
         with duckdb.connect() as duck:
             duck.execute("CREATE MACRO unix_micros(moment) AS epoch_us(moment)")
-            yield chosen(_OnDuckDB(duck), Snapshot(str(folder), snapshot.manifest))
+            yield chosen(partial(_on_duckdb, duck), Snapshot(str(folder), snapshot.manifest))
     except (duckdb.Error, OSError) as error:
         raise PipelineError(f"{root}: {error}") from error
 
@@ -186,55 +167,44 @@ def _chosen(
 ) -> Tables:
     """The period is at most the time in which the processes lived."""
     root = snapshot.root
-    rows = engine.rows("silver.runs", snapshot.files("silver.runs"), _LIVED)
-    lived = {row["pair"]: (row["began_us"], row["ended_us"]) for row in rows}
+    rows = engine("silver.runs", snapshot.files("silver.runs"), _LIVED)
+    # The last sign of life belongs to the period.
+    lived = {row["pair"]: (row["began_us"], row["ended_us"] + 1) for row in rows}
+    names = ", ".join(sorted(lived))
     if not lived:
         raise ConfigurationError(
             f"{root} holds no tables of a pair: write them first with bstar pipeline run JOURNAL --out {root}"
         )
-    names = ", ".join(sorted(lived))
     if pair is None and is_of_one_pair:
         if len(lived) > 1:
             raise ConfigurationError(f"{root} is about several pairs: choose one of {names} with --pair")
-        pair = next(iter(lived))
-    elif pair is not None and pair not in lived:
+        pair = names
+    if pair is not None and pair not in lived:
         raise ConfigurationError(f"{root} knows no pair {pair}: it has {names}")
-    chosen = list(lived.values()) if pair is None else [lived[pair]]
-    lived_from, lived_until = min(first for first, _ in chosen), max(last for _, last in chosen)
-    first = lived_from if from_us is None else max(lived_from, from_us)
-    # The last sign of life belongs to the period.
-    last = lived_until + 1 if until_us is None else min(lived_until + 1, until_us)
+    periods = [period for name, period in lived.items() if pair in (None, name)]
+    began_us, ended_us = min(began for began, _ in periods), max(ended for _, ended in periods)
+    first = max(began_us, from_us or 0)
+    last = ended_us if until_us is None else min(ended_us, until_us)
     if first >= last:
-        who = names if pair is None else pair
         raise ConfigurationError(
-            f"nothing of pair {who} in that period: its journals are from {utc(lived_from):%FT%TZ} "
-            f"to {utc(lived_until):%FT%TZ}"
+            f"nothing of pair {pair or names} in that period: its journals are from {utc(began_us):%FT%TZ} "
+            f"to {utc(ended_us - 1):%FT%TZ}"
         )
-    return Tables(snapshot, engine, Choice(pair, first, last))
+    return Tables(snapshot, engine, pair, first, last)
 
 
-@dataclass(frozen=True, slots=True)
-class _OnSpark(_Engine):
-    spark: SparkSession
+def _on_spark(spark: SparkSession, name: str, files: list[str], query: str) -> list[Any]:
+    from bstar_pipeline.pair_rows import read_files
+    from bstar_pipeline.schema import table_schema
 
-    def rows(self, name: str, files: list[str], query: str) -> list[Any]:
-        from bstar_pipeline.pair_rows import read_files
-        from bstar_pipeline.schema import table_schema
-
-        found: list[Any] = self.spark.sql(
-            query, table=read_files(self.spark, files, table_schema(name))
-        ).collect()
-        return found
+    found: list[Any] = spark.sql(query, table=read_files(spark, files, table_schema(name))).collect()
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class _OnDuckDB(_Engine):
-    duck: duckdb.DuckDBPyConnection
-
-    def rows(self, name: str, files: list[str], query: str) -> list[Any]:
-        answer = self.duck.execute(query.format(table=f"{_rows_of(name, files)} AS asked"))
-        names = [column[0] for column in answer.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]
+def _on_duckdb(duck: duckdb.DuckDBPyConnection, name: str, files: list[str], query: str) -> list[Any]:
+    answer = duck.execute(query.format(table=f"{_rows_of(name, files)} AS asked"))
+    names = [column[0] for column in answer.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]
 
 
 def _rows_of(name: str, files: list[str]) -> str:
@@ -270,9 +240,5 @@ def is_one(column: str, words: Iterable[str]) -> str:
 
 
 def step_us(period_us: int) -> int:
-    """The step of plots over time: a round one, so that there are at most STEPS_MAX."""
-    for step_s in _STEPS_S:
-        if period_us <= step_s * 1e6 * STEPS_MAX:
-            return int(step_s * 1e6)
-    days = -(-period_us // (_DAY_US * STEPS_MAX))
-    return days * _DAY_US
+    """The step of plots over time."""
+    return max(_STEP_MIN_US, round_step_us(period_us, STEPS_MAX))

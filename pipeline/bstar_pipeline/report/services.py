@@ -32,7 +32,7 @@ def objectives(tables: Tables) -> tuple[Shown[Objective], float | None]:
         SELECT * FROM (SELECT *, UNIX_MICROS(minute) AS at_us FROM {{table}}) AS timed
         WHERE {tables.within("at_us", length_us=MINUTE_US)}"""
     # Of a minute that the period has in part the rate is not that of a minute.
-    from_us, until_us = tables.choice.from_us, tables.choice.until_us
+    from_us, until_us = tables.from_us, tables.until_us
     is_whole = f"at_us >= {from_us} AND at_us + {MINUTE_US} <= {until_us}"
     services = f"""
         SELECT pair, service, MIN(counted) AS least, MAX(counted) AS most, SUM(requests) AS requests,
@@ -179,16 +179,14 @@ def capacity(tables: Tables) -> Shown[Capacity]:
         ) AS ranked WHERE nth = 1"""
     rows = tables.first("gold.capacity", latest, "utilisation DESC NULLS LAST, service", SERVICES_MAX)
     plotted = [row["service"] for row in rows[:PLOTTED_SERVICES_MAX]]
-    step = -(-(tables.choice.until_us - tables.choice.from_us) // (_HOUR_US * HOURS_MAX)) * _HOUR_US
+    step = -(-(tables.until_us - tables.from_us) // (_HOUR_US * HOURS_MAX)) * _HOUR_US
     means = f"""
-        SELECT service, CAST(FLOOR(at_us / {step}) AS BIGINT) AS step, AVG(utilisation) AS mean,
-            MAX(peak_utilisation) AS peak
+        SELECT service, CAST(FLOOR(at_us / {step}) AS BIGINT) AS step, AVG(utilisation) AS mean
         FROM ({hours}) AS inside WHERE {is_one("service", plotted)} AND utilisation IS NOT NULL
         GROUP BY 1, 2"""
-    points: dict[str, list[tuple[int, float, float]]] = {}
+    points: dict[str, list[tuple[int, float]]] = {}
     for row in sorted(tables.ask("gold.capacity", means), key=lambda row: row["step"]):
-        point = (row["step"] * step, row["mean"], row["peak"] or row["mean"])
-        points.setdefault(row["service"], []).append(point)
+        points.setdefault(row["service"], []).append((row["step"] * step, row["mean"]))
     found = (filled(Capacity, row, hours=points.get(row["service"], [])) for row in rows)
     return Shown(found, rows.total)
 

@@ -4,11 +4,11 @@ The command ``bstar pipeline audit`` and the page use the same sentences, so tha
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from bstar_pipeline.report.content import Content, Incident, Objective, Promise, Verdicts
+from bstar_pipeline.report.content import Content, Hit, Incident, Objective, Promise, Verdicts
 from bstar_pipeline.tables import utc
 
 RULES = {
@@ -65,30 +65,43 @@ RULES = {
 }
 """What a finding of each rule of the audit means: one, several, explanation."""
 
-KINDS = {
-    "crash": "crashed",
-    "both-crash": "and its peer crashed",
-    "stop": "was stopped",
-    "handover": "handed over",
-    "pause": "was away",
-    "partition": "was cut off from its peer",
-    "both-active": "served beside its peer",
-    "start": "started",
-    "outage": "served, and no request was answered",
-}
-"""What a node did in an incident of each kind."""
 
-_TO_DO = {
-    "crash": "Find out why {node} ended: its log, the kernel's log (out of memory), the machine's.",
-    "both-crash": "Find out what ended both nodes: one host, one power supply, one release?",
-    "stop": "Nothing, if somebody meant to stop {node}.",
-    "handover": "Nothing, if somebody meant to move the role.",
-    "pause": "Find out what held {node}: CPU taken by others, swap, a paused machine.",
-    "partition": "Mend the link between the nodes. An arbiter rules out that both serve.",
-    "both-active": "Mend the link between the nodes and set up an arbiter.",
-    "start": "Nothing: the pair began.",
-    "outage": "Look at the workers of the services named here: bstar status, then their logs.",
+class Kind(NamedTuple):
+    """What a node did in an incident, its mark in the timeline, and what a person on call does about it."""
+
+    did: str
+    mark: str
+    to_do: str
+
+
+KINDS = {
+    "crash": Kind(
+        "crashed", "✖", "Find out why {node} ended: its log, the kernel's log (out of memory), the machine's."
+    ),
+    "both-crash": Kind(
+        "and its peer crashed",
+        "✱",
+        "Find out what ended both nodes: one host, one power supply, one release?",
+    ),
+    "stop": Kind("was stopped", "■", "Nothing, if somebody meant to stop {node}."),
+    "start": Kind("started", "▲", "Nothing: the pair began."),
+    "handover": Kind("handed over", "◆", "Nothing, if somebody meant to move the role."),
+    "pause": Kind("was away", "●", "Find out what held {node}: CPU taken by others, swap, a paused machine."),
+    "partition": Kind(
+        "was cut off from its peer",
+        "◇",
+        "Mend the link between the nodes. An arbiter rules out that both serve.",
+    ),
+    "both-active": Kind(
+        "served beside its peer", "★", "Mend the link between the nodes and set up an arbiter."
+    ),
+    "outage": Kind(
+        "served, and no request was answered",
+        "▼",
+        "Look at the workers of the services named here: bstar status, then their logs.",
+    ),
 }
+"""Every kind of incident, in the order of the timeline's legend."""
 
 Level = Literal["violated", "unproven", "passed", "empty"]
 
@@ -109,46 +122,40 @@ def judge(verdicts: Sequence[Verdicts] | None, requests: float) -> Verdict:
     if verdicts is None:
         return Verdict("empty", "Not audited: there is no table gold.audit here.", ())
     violated = [each for each in verdicts if each.violated]
-    unproven = [each for each in verdicts if each.unproven]
-    excused = [each for each in verdicts if each.excused]
     sentences = [
         f"Allowed by the guarantees ({each.rule}): {plural(each.excused, 'case')}, such as marked "
         "repetitions and outcomes that the client knows to be unknown."
-        for each in excused
+        for each in verdicts
+        if each.excused
     ]
-    sentences += [
+    unproven = [
         f"Not proven either way ({each.rule}): {plural(each.unproven, 'case')} about which these journals do "
         "not tell enough."
-        for each in unproven
+        for each in verdicts
+        if each.unproven
     ]
+    first: list[str] = []
+    level: Level
     if violated:
         found = "; ".join(_found(each.rule, each.violated) for each in violated)
-        explained = [RULES[each.rule][2] for each in violated if each.rule in RULES]
-        return Verdict("violated", f"Violated: {found}.", (*explained, *sentences))
-    if not requests:
-        return Verdict(
-            "empty",
-            "Nothing to judge: there is no request in this period.",
-            ("Were the brokers' journals on, and is this the right period?", *sentences),
-        )
-    if unproven:
-        return Verdict(
-            "unproven",
-            f"No violation was found in {plural(requests, 'request')}, but not all is proven.",
-            tuple(sentences),
-        )
-    one = round(requests) == 1
-    return Verdict(
-        "passed",
-        f"Passed: {'the' if one else 'each of'} {plural(requests, 'request')} had exactly one outcome.",
-        (
+        level, headline = "violated", f"Violated: {found}."
+        first = [RULES[each.rule][2] for each in violated if each.rule in RULES]
+    elif not requests:
+        level, headline = "empty", "Nothing to judge: there is no request in this period."
+        first = ["Were the brokers' journals on, and is this the right period?"]
+    elif unproven:
+        level = "unproven"
+        headline = f"No violation was found in {plural(requests, 'request')}, but not all is proven."
+    else:
+        one = "the" if round(requests) == 1 else "each of"
+        level, headline = "passed", f"Passed: {one} {plural(requests, 'request')} had exactly one outcome."
+        first = [
             (
                 "No request was lost, none executed twice without need, no reply was crossed, and at no time "
                 "two nodes served."
-            ),
-            *sentences,
-        ),
-    )
+            )
+        ]
+    return Verdict(level, headline, (*first, *sentences, *unproven))
 
 
 def _found(rule: str, number: int) -> str:
@@ -156,62 +163,30 @@ def _found(rule: str, number: int) -> str:
     return f"{count(number)} {one if number == 1 else several}"
 
 
+def kind_of(incident: Incident) -> Kind:
+    """Its row of KINDS."""
+    return KINDS.get(incident.kind, Kind(incident.kind, "✚", ""))
+
+
+def did(incident: Incident) -> str:
+    """Which node, and what it did."""
+    return f"{incident.node} {kind_of(incident).did}"
+
+
 def happened(incident: Incident) -> str:
     """What an incident was, in a few words."""
     took = f", {incident.successor} took over" if incident.successor and incident.taken_over_at_us else ""
-    return f"{incident.node} {KINDS.get(incident.kind, incident.kind)}{took}"
+    return f"{did(incident)}{took}"
 
 
-def to_do(incident: Incident) -> str:
-    """What a person on call does about an incident."""
-    advice = _TO_DO.get(incident.kind, "").format(node=incident.node)
-    if incident.kind in ("crash", "both-crash", "stop") and incident.recovered_at_us is None:
-        return f"If bstar status does not show both nodes, start what is missing. {advice}"
-    return advice
-
-
-def whole_again(incident: Incident) -> str:
-    """When it was over; "" if the journals do not say."""
-    if incident.recovered_at_us is None:
-        return ""
-    what = "requests were answered" if incident.kind == "outage" else "the pair was whole"
-    return f"{what} again after {duration(incident.recovered_at_us - incident.began_at_us)}"
-
-
-def who_was_hit(content: Content, incident: Incident) -> str:
-    """Which requests an incident touched."""
-    if not incident.affected:
-        return "No request waited or failed."
-    parts = [f"{plural(incident.affected, 'request')} waited or failed"]
-    if incident is worst_outage(content.incidents) and content.hits:
-        of = ", ".join(f"{hit.service} ({plural(hit.clients, 'client')})" for hit in content.hits)
-        parts[0] += f", of {of}"
-    counts = (
-        (incident.retried, "sent again"),
-        (incident.refused, "refused"),
-        (incident.unknown, "with an unknown outcome"),
+def cost(hit: Hit, promise: Promise) -> str:
+    """What an outage took of its service's objective."""
+    missed = ((hit.not_answered, promise.availability), (hit.slow, promise.latency_share))
+    used = max(number / max(1e-9, (1 - part) * promise.period_requests) for number, part in missed)
+    return (
+        f"{_of_budget(used)} ({count(hit.not_answered)} not answered, {count(hit.slow)} slow). "
+        f"So far {_of_budget(_used(promise))} is used: {'kept' if promise.is_kept else 'missed'}."
     )
-    parts += [f"{count(number)} {word}" for number, word in counts if number]
-    return "; ".join(parts) + "."
-
-
-def cost(content: Content) -> list[str]:
-    """What the longest outage took of each service's objective."""
-    parts = []
-    objectives = {each.service: each for each in content.objectives}
-    for hit in content.hits:
-        promise = objectives[hit.service].promise if hit.service in objectives else None
-        if promise is None:
-            parts.append(f"{hit.service}: no objective is known.")
-            continue
-        missed = ((hit.not_answered, promise.availability), (hit.slow, promise.latency_share))
-        used = max(number / max(1e-9, (1 - part) * promise.period_requests) for number, part in missed)
-        kept = "kept" if promise.is_kept else "missed"
-        parts.append(
-            f"{hit.service}: {_of_budget(used)} ({count(hit.not_answered)} not answered, "
-            f"{count(hit.slow)} slow). So far {_of_budget(_used(promise))} is used: {kept}."
-        )
-    return parts
 
 
 def lead(incidents: Sequence[Incident]) -> Incident | None:
@@ -238,12 +213,17 @@ def duration(value_us: float | None) -> str:
         return f"{_digits(value_us / 1e3)} ms"
     if value_us < 59_950_000:
         return f"{_digits(value_us / 1e6)} s"
-    for big, small, unit_us in (("min", "s", 1e6), ("h", "min", 60e6), ("d", "h", 3600e6)):
-        per_big = 24 if big == "d" else 60
-        whole, rest = divmod(round(value_us / unit_us), per_big)
-        if whole < (24 if big == "h" else 60) or big == "d":
-            return f"{whole} {big} {rest} {small}" if rest else f"{whole} {big}"
-    raise AssertionError("days are never too many")
+    _, big, small, unit_us, per_big = next(row for row in _LONG if value_us < row[0])
+    whole, rest = divmod(round(value_us / unit_us), per_big)
+    return f"{whole} {big} {rest} {small}" if rest else f"{whole} {big}"
+
+
+# Below so many microseconds: two units, how long the smaller one is, and how many are one of the bigger.
+_LONG = (
+    (3_599_500_000, "min", "s", 1e6, 60),
+    (86_370_000_000, "h", "min", 60e6, 60),
+    (math.inf, "d", "h", 3600e6, 24),
+)
 
 
 def _digits(value: float) -> str:
@@ -261,6 +241,11 @@ def count(value: float) -> str:
 def plural(value: float, word: str) -> str:
     """``1 request``, ``2 requests``."""
     return f"{count(value)} {word}" if round(value) == 1 else f"{count(value)} {word}s"
+
+
+def counted(counts: Iterable[tuple[str, int]]) -> str:
+    """``41 whole, 1 open``."""
+    return ", ".join(f"{count(number)} {word}" for word, number in counts)
 
 
 def share(value: float | None) -> str:
@@ -288,15 +273,8 @@ def budget_used(promise: Promise | None) -> str:
     """How much of the budget that is used more is gone."""
     if promise is None:
         return "–"
-    used = _percent(_used(promise))
+    used = percent(_used(promise))
     return used if promise.is_kept else f"{used}: missed"
-
-
-def budget_note(promise: Promise | None) -> str:
-    """How much of each budget is gone."""
-    if promise is None:
-        return ""
-    return f"errors {_percent(promise.budget_used)}, slow {_percent(promise.slow_budget_used)}"
 
 
 def _used(promise: Promise) -> float:
@@ -306,17 +284,13 @@ def _used(promise: Promise) -> float:
 def _of_budget(value: float) -> str:
     """``12 % of its budget``, ``2.2 times its budget``."""
     if value <= 1:
-        return f"{_percent(value)} of its budget"
+        return f"{percent(value)} of its budget"
     return f"{value:,.0f} times its budget" if value >= 10 else f"{value:.2g} times its budget"
 
 
-def _percent(value: float) -> str:
+def percent(value: float) -> str:
+    """A used share of a budget, 0 to any number."""
     return f"{value * 100:,.0f} %" if value >= 0.01 or not value else "< 1 %"
-
-
-def missed(objectives: Sequence[Objective]) -> list[str]:
-    """The services that did not keep their objective."""
-    return [each.service for each in objectives if each.promise is not None and not each.promise.is_kept]
 
 
 def alerts(objective: Objective) -> str:
@@ -325,21 +299,13 @@ def alerts(objective: Objective) -> str:
     return ", ".join(f"{number} min {speed}" for speed, number in parts if number)
 
 
-def clock(at_us: int | None) -> str:
-    """Time of day to the millisecond, UTC."""
-    return "–" if at_us is None else f"{utc(at_us):%T.%f}"[:-3]
-
-
-def moment(content: Content, at_us: int | None) -> str:
+def moment(content: Content, at_us: int) -> str:
     """A time to the millisecond, with its date unless all of the report is of that one."""
-    days = {utc(each).date() for each in (content.from_us, content.until_us - 1, at_us) if each is not None}
-    return clock(at_us) if len(days) == 1 else date_and_time(at_us, to="ms")
+    days = {utc(each).date() for each in (content.from_us, content.until_us - 1, at_us)}
+    text = date_and_time(at_us, to="ms")
+    return text if len(days) > 1 else text[11:]
 
 
 def date_and_time(at_us: int | None, *, to: Literal["minutes", "seconds", "ms"] = "seconds") -> str:
     """Date and time of day, UTC."""
-    if at_us is None:
-        return "–"
-    if to == "ms":
-        return f"{utc(at_us):%Y-%m-%d} {clock(at_us)}"
-    return f"{utc(at_us):%Y-%m-%d %H:%M}" if to == "minutes" else f"{utc(at_us):%Y-%m-%d %H:%M:%S}"
+    return "–" if at_us is None else f"{utc(at_us):%F %T.%f}"[: {"minutes": 16, "seconds": 19, "ms": 23}[to]]
