@@ -118,26 +118,26 @@ def test_a_pointer_that_leads_nowhere_is_an_error_that_names_it(
         commits.open_snapshot(store, str(tmp_path))
 
 
-def test_files_stay_while_a_reader_may_need_them() -> None:
+def test_files_stay_while_a_reader_may_need_them(tmp_path: Path) -> None:
     """Four commits, an hour and a half between them; each file is named by one, or by that and the next."""
+    store, root = Folder(tmp_path), str(tmp_path)
     runs = [name(1.5 * number) for number in range(4)]
-    at = [NOON + 1.5 * number * HOUR for number in range(4)]
-    own = [f"{commits.folder_of(run)}/own" for run in runs]
-    manifests = {
-        run: manifest(
-            run, runs[number - 1] if number else "", at[number], *own[max(0, number - 1) : number + 1]
-        )
-        for number, run in enumerate(runs)
-    }
-    killed, writing = (f"{commits.folder_of(name(hours))}/part" for hours in (2, 4.6))
-    files = [*own, *map(commits.manifest_of, runs), killed, writing]
-    now = at[3] + HOUR / 2
-    gone = commits.obsolete(files, manifests, runs[3], now)
+    own = [put(tmp_path, run, "own") for run in runs]
+    for number, run in enumerate(runs):
+        before, at = runs[number - 1] if number else "", NOON + 1.5 * number * HOUR
+        commits.commit(store, root, manifest(run, before, at, *own[max(0, number - 1) : number + 1]))
+    killed, writing = (put(tmp_path, name(hours), "part") for hours in (2, 4.6))
+    files = {*own, *map(commits.manifest_of, runs), killed, writing}
+    now = NOON + 5 * HOUR
+    commits.sweep(store, root, now)
     # The third commit was current until half an hour ago; it names the second's file, nothing the first's.
-    assert gone == [own[0], commits.manifest_of(runs[0]), commits.manifest_of(runs[1]), killed]
-    later = commits.obsolete(files, manifests, runs[3], now + HOUR)
-    assert set(later) - set(gone) == {own[1], commits.manifest_of(runs[2])}
-    assert writing in commits.obsolete(files, manifests, runs[3], now + 25 * HOUR)
+    gone = {own[0], commits.manifest_of(runs[0]), commits.manifest_of(runs[1]), killed}
+    assert {*store.files(commits.RUNS)} == files - gone
+    commits.sweep(store, root, now + HOUR)
+    gone |= {own[1], commits.manifest_of(runs[2])}
+    assert {*store.files(commits.RUNS)} == files - gone
+    commits.sweep(store, root, now + 25 * HOUR)
+    assert {*store.files(commits.RUNS)} == files - gone - {writing}
 
 
 def test_a_folder_that_becomes_empty_goes(tmp_path: Path) -> None:

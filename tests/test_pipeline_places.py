@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bstar.errors import ConfigurationError
-from bstar_pipeline.places import matching
+from bstar_pipeline.journal_files import matching
 
 
 @pytest.mark.parametrize("spelled", ["{0}", "file:{0}", "file://{0}", "FILE://localhost{0}", "{0}/"])

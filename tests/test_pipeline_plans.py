@@ -56,7 +56,8 @@ def plans(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict
         rows.write.parquet(str(folder / name))
         return stored(spark, map(str, (folder / name).glob("*.parquet")), rows.schema, is_here=True)
 
-    contents = journal_files.contents(spark, journal_files.find_files(spark, [str(folder / "journals")]))
+    files = journal_files.find_files(spark, [str(folder / "journals")])
+    contents = journal_files.contents(spark, list(files))
     lines = contents.mapInArrow(partial(bronze.on_executor, {}, None), SHAPE)
     records = table("records", frame(spark, [run]).select(*RECORDS.names))
     runs = silver.runs(silver.facts(records)[0])

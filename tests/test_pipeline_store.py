@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from bstar_pipeline.commits import Part, Snapshot
-    from bstar_pipeline.inputs import Inputs
     from bstar_pipeline.pair_rows import Rows
     from bstar_pipeline.partitions import Made
-    from bstar_pipeline.store import Writer
 
 pytestmark = pytest.mark.spark
 
@@ -178,18 +176,18 @@ def test_storage_that_only_spark_knows_keeps_the_same_promises(spark: SparkSessi
 def test_a_path_without_journals_is_an_error_that_says_what_to_do(
     session: SparkSession | None, tmp_path: Path
 ) -> None:
-    from bstar_pipeline.inputs import open_inputs
+    from bstar_pipeline.journal_files import find_files
 
     full, *others = (str(tmp_path / name) for name in ("full", "empty", "nowhere", "*.gz"))
     write(tmp_path / "full" / Run("primary").name(), [])
     (tmp_path / "empty").mkdir()
     for path, what in zip(others, ("holds no file", "does not exist", "does not exist"), strict=True):
         with pytest.raises(ConfigurationError, match=what) as caught:
-            open_inputs(session, [full, path])
+            find_files(session, [full, path])
         assert path in str(caught.value)
         assert "journal.directory" in str(caught.value)
     with pytest.raises(ConfigurationError, match="at least one"):
-        open_inputs(session, [])
+        find_files(session, [])
 
 
 class _LivePair:
@@ -229,35 +227,23 @@ def test_a_run_reads_files_that_their_writers_seal_meanwhile(
 
     Spark makes the first layer only: the others do not read journals.
     """
-    from bstar_pipeline import commits, inputs, job, journal_files, store
+    from bstar_pipeline import commits, job, journal_files, store
 
     folder, root = tmp_path / "of live pairs", tmp_path / "tables"
     listed, opened = _LivePair(folder, "listed"), _LivePair(folder, "opened")
     attempts: list[list[str]] = []
 
-    class Live:
-        def __init__(self, inputs: Inputs) -> None:
-            self._inputs, self.files = inputs, inputs.files
+    copied = journal_files.copied
 
-        def write(self, files: list[str], writer: Writer) -> list[commits.File]:
-            attempts.append(files)
-            listed.seal()
-            listed.old.unlink(missing_ok=True)
-            return self._inputs.write(files, writer)
-
-    copied, local = journal_files.copied, inputs._rows
-
-    def then_seal(step: Any) -> Any:
-        def found(*given: Any) -> Any:
-            has = step(*given)
-            opened.seal()
-            return has
-
+    def live(files: list[str], folder: Path | None) -> dict[str, str]:
+        attempts.append(files)
+        listed.seal()
+        listed.old.unlink(missing_ok=True)
+        found = copied(files, folder)
+        opened.seal()
         return found
 
-    monkeypatch.setattr(journal_files, "copied", then_seal(copied))
-    monkeypatch.setattr(inputs, "_rows", then_seal(local))
-    monkeypatch.setattr(job, "open_inputs", lambda *given: Live(inputs.open_inputs(*given)))
+    monkeypatch.setattr(journal_files, "copied", live)
     if session is not None:
         monkeypatch.setattr(job, "_tables", lambda *given: {})
 

@@ -11,10 +11,10 @@ manifest takes from the one before by reference. A reader resolves the pointer o
 then sees the tables of one run, whatever is committed meanwhile.
 
 One run writes at a time. On a file system a lock refuses the second one at its start; the kernel frees the
-lock of a killed process. In other stores the later of two is refused when it commits (``Store.locked``).
+lock of a killed process. In other stores the later of two is refused when it commits (``Folder.locked``).
 
 Files stay for ``KEEP`` after the last commit that names them was current: a reader has that long
-(``obsolete``).
+(``sweep``).
 
 This module imports nothing of Spark. ``bstar_pipeline.store`` reads and writes the tables.
 """
@@ -24,11 +24,11 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -124,27 +124,71 @@ NOTHING = Manifest("", "", dt.datetime.fromtimestamp(0, dt.UTC), {})
 """What is there before the first run."""
 
 
-class Store(Protocol):
-    """What a root's storage does beside reading and writing tables. Paths are below the root."""
+class Folder:
+    """What a root's storage does beside reading and writing tables: a folder that this machine has or mounts.
+
+    ``bstar_pipeline.store`` does the same for other storage. Paths are below the root.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
 
     def get(self, path: str) -> bytes | None:
         """The content of a small file; None if it is missing."""
+        try:
+            return (self._root / path).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def put(self, path: str, content: bytes) -> None:
         """Write a small file, or replace it: a reader sees the old content or the new, never a part."""
+        write_whole(self._root / path, content)
 
     def files(self, folder: str) -> list[str]:
         """Every file below a folder."""
+        return [
+            str(Path(where, name).relative_to(self._root))
+            for where, _, names in os.walk(self._root / folder)
+            for name in sorted(names)
+        ]
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove these files."""
+        """Remove these files, and folders that become empty."""
+        for path in paths:
+            file = self._root / path
+            file.unlink(missing_ok=True)
+            for folder in file.parents:
+                if folder == self._root or (folder.exists() and any(folder.iterdir())):
+                    break
+                if folder.exists():
+                    folder.rmdir()
 
     def settle(self, paths: Iterable[str]) -> None:
         """Return when these files survive a loss of power."""
+        files = [self._root / path for path in paths]
+        folders = {folder for file in files for folder in file.parents if self._root in folder.parents}
+        for file in files:
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
+        for folder in folders:
+            sync_folder(folder)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the right to write for the block. Raises ConfigurationError if another process has it."""
+        """Hold the right to write for the block: a lock of the kernel, which ends with its process.
+
+        Raises ConfigurationError if another process has it.
+        """
+        lock = lock_file(self._root / _LOCK)
+        if lock is None:
+            raise ConfigurationError(
+                f"another process is writing the tables below {self._root}: start this one when that "
+                "has ended"
+            )
+        try:
+            yield
+        finally:
+            os.close(lock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +217,7 @@ class Snapshot:
         return f"{self.root.rstrip('/')}/{file.path}"
 
 
-def open_snapshot(store: Store, root: str) -> Snapshot:
+def open_snapshot(store: Folder, root: str) -> Snapshot:
     """The current run's tables. Raises ConfigurationError if there are no tables."""
     found = current(store, root)
     if found is None:
@@ -193,7 +237,7 @@ def journal_of(path: str) -> str:
     return digest_of(path) if path.endswith(OPEN) else "sealed"
 
 
-def current(store: Store, root: str) -> Manifest | None:
+def current(store: Folder, root: str) -> Manifest | None:
     """The manifest that the pointer names; None if nothing was ever committed."""
     pointer = store.get(POINTER)
     if pointer is None:
@@ -208,7 +252,7 @@ def current(store: Store, root: str) -> Manifest | None:
     return found
 
 
-def manifest_at(store: Store, root: str, run: str) -> Manifest | None:
+def manifest_at(store: Folder, root: str, run: str) -> Manifest | None:
     """The manifest of a run; None if it is missing."""
     content = store.get(manifest_of(run))
     return None if content is None else _decoded(content, Manifest, f"{root}/{manifest_of(run)}")
@@ -253,7 +297,7 @@ def began_at(run: str) -> dt.datetime:
     return dt.datetime.strptime(run.partition("-")[0], "%Y%m%dT%H%M%S.%fZ").replace(tzinfo=dt.UTC)
 
 
-def commit(store: Store, root: str, manifest: Manifest) -> None:
+def commit(store: Folder, root: str, manifest: Manifest) -> None:
     """Make a run the current one. Raises ConfigurationError if another run was committed since it began."""
     store.settle(
         file.path
@@ -272,91 +316,26 @@ def commit(store: Store, root: str, manifest: Manifest) -> None:
     store.put(POINTER, msgspec.json.encode(_Pointer(manifest.run)))
 
 
-def obsolete(
-    files: Sequence[str],
-    manifests: Mapping[str, Manifest],
-    newest: str,
-    now: dt.datetime,
-    keep: dt.timedelta = KEEP,
-) -> list[str]:
-    """Those of ``files`` (all below ``runs``) that no reader needs.
+def sweep(store: Folder, root: str, now: dt.datetime) -> None:
+    """Remove the files that no reader needs.
 
-    A file is needed if a commit names it that was current within ``keep``. Commits are followed back from
-    ``newest``. A run that began after ``newest`` may still write: its files stay for a day.
+    A file is needed if a commit names it that was current within ``KEEP``. A run that began after the newest
+    commit may still write: its files stay for a day.
     """
+    newest = current(store, root) or NOTHING
     needed: set[str] = set()
-    run, until = newest, now
-    while run in manifests and until >= now - keep:
-        manifest = manifests[run]
-        needed.add(manifest_of(run))
-        needed.update(file.path for of_table in manifest.tables.values() for file in of_table)
-        run, until = manifest.before, manifest.at
-    return [
+    found: Manifest | None = newest
+    until = now
+    while found is not None and until >= now - KEEP:
+        needed.add(manifest_of(found.run))
+        needed.update(file.path for of_table in found.tables.values() for file in of_table)
+        until = found.at
+        found = manifest_at(store, root, found.before)
+    store.remove(
         path
-        for path in files
-        if path not in needed and (run_at(path) <= newest or began_at(run_at(path)) < now - _ABANDONED)
-    ]
-
-
-class Folder:
-    """A ``Store`` in a folder of this machine, or one that is mounted here."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def get(self, path: str) -> bytes | None:
-        """As ``Store.get``."""
-        try:
-            return (self._root / path).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-
-    def put(self, path: str, content: bytes) -> None:
-        """As ``Store.put``: a rename, which readers see whole and which a loss of power leaves whole."""
-        write_whole(self._root / path, content)
-
-    def files(self, folder: str) -> list[str]:
-        """As ``Store.files``."""
-        return [
-            str(Path(where, name).relative_to(self._root))
-            for where, _, names in os.walk(self._root / folder)
-            for name in sorted(names)
-        ]
-
-    def remove(self, paths: Iterable[str]) -> None:
-        """As ``Store.remove``; folders that become empty go, too."""
-        for path in paths:
-            file = self._root / path
-            file.unlink(missing_ok=True)
-            for folder in file.parents:
-                if folder == self._root or (folder.exists() and any(folder.iterdir())):
-                    break
-                if folder.exists():
-                    folder.rmdir()
-
-    def settle(self, paths: Iterable[str]) -> None:
-        """As ``Store.settle``."""
-        files = [self._root / path for path in paths]
-        folders = {folder for file in files for folder in file.parents if self._root in folder.parents}
-        for file in files:
-            with file.open("rb") as written:
-                os.fsync(written.fileno())
-        for folder in folders:
-            sync_folder(folder)
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """As ``Store.locked``: by a lock of the kernel, which ends with its process."""
-        lock = lock_file(self._root / _LOCK)
-        if lock is None:
-            raise ConfigurationError(
-                f"another process is writing the tables below {self._root}: start this one when that "
-                "has ended"
-            )
-        try:
-            yield
-        finally:
-            os.close(lock)
+        for path in store.files(RUNS)
+        if path not in needed and (run_at(path) <= newest.run or began_at(run_at(path)) < now - _ABANDONED)
+    )
 
 
 def folder_named(root: str) -> Path | None:

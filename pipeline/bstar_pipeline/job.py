@@ -17,22 +17,24 @@ that change something and the times without an answer: few, whatever the traffic
 
 import datetime as dt
 import logging
+import secrets
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Literal, NamedTuple
 
 import duckdb
 import msgspec
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the common name
 from pyspark.sql.types import StructType
 
 from bstar.errors import ConfigurationError
-from bstar_pipeline import bronze, clocks, commits, copies, silver, store
+from bstar_pipeline import bronze, clocks, commits, copies, journal_files, parquet, silver, store
 from bstar_pipeline.commits import OPEN, File, Manifest, Part
 from bstar_pipeline.gold import incidents
 from bstar_pipeline.gold.audit import audit
@@ -42,8 +44,6 @@ from bstar_pipeline.gold.durables import durable_findings
 from bstar_pipeline.gold.history import CLOCK_ERROR_US
 from bstar_pipeline.gold.nodes import process_findings
 from bstar_pipeline.gold.objectives import budgets, objectives, sketches
-from bstar_pipeline.inputs import Inputs, open_inputs
-from bstar_pipeline.journal_files import is_gone
 from bstar_pipeline.lines import SHAPE, TRUNCATED
 from bstar_pipeline.pair_rows import Row, Rows
 from bstar_pipeline.partitions import Made, Stored, queried, text
@@ -109,9 +109,9 @@ class Summary:
 
 
 class _Came(NamedTuple):
-    """Journals, which of them are new, and the files with the rows of those."""
+    """Journals with their length, which of them are new, and the files with the rows of those."""
 
-    journals: Inputs
+    journals: dict[str, int]
     new: Sequence[str]
     lines: Sequence[File]
 
@@ -129,7 +129,7 @@ class _Job:
     past: frozenset[Part] = frozenset()
     """All earlier ones of the same pairs."""
     seen: frozenset[Part] = frozenset()
-    """Those of which there are new files or lines, and the scope."""
+    """Those of which there are new files, lines or incidents, and the scope."""
     unmade: frozenset[Part] = frozenset()
     """Those that have new records and are of before the day that the run is about."""
     topics: frozenset[str] = frozenset()
@@ -140,10 +140,6 @@ class _Job:
     """Their records."""
     margin: Stored | None = None
     """Records of single requests, of the last hour before the scope."""
-    records: Counter[Part] = field(default_factory=Counter)
-    """How many the scope has."""
-    incidents: dict[Part, Counter[str]] = field(default_factory=dict)
-    """How many of each kind were written again of the day before the scope."""
     first_us: dict[str, int] = field(default_factory=dict)
     """When the first new record of each pair was written."""
     until_us: dict[str, int] = field(default_factory=dict)
@@ -162,39 +158,33 @@ class _Job:
         ends = [*(began for _, began in self.steps[1:]), time.monotonic()]
         return tuple((text, ended - began) for (text, began), ended in zip(self.steps, ends, strict=True))
 
-    def make(self, name: str, *mades: Made, rows: Iterable[Row] = (), condition: str = "true") -> Stored:
+    def make(self, name: str, *mades: Made, rows: Iterable[Row] = (), reaches_back: bool = False) -> Stored:
         """Write a table for the job's days and pairs, and give back what is there then.
 
-        ``condition``: which of the rows. What the timeline puts before or after the days of the input is put
-        into the first or the last of them: a row of another day would replace what another job wrote for it.
+        What the timeline puts before or after the days of the input is put into the first or the last of
+        them: a row of another day would replace what another job wrote for it. ``reaches_back``: rows of days
+        before come along, and are left out.
         """
         self.tell(f"writing {name}")
-        day = store.clamped(self.scope)
-        clamped = (made.changed(condition, day=day) for made in mades)
-        self.writer.make(name, self.scope, *clamped, more=_rows_clamped(rows, self.scope))
+        days_of = _days_of(self.scope)
+        day = store.of_pairs(
+            {
+                pair: f"greatest(least(day, DATE '{last}'), DATE '{first}')"
+                for pair, (first, last) in days_of.items()
+            }
+        )
+        clamped = [made.changed(f"day = {day}" if reaches_back else "true", day=day) for made in mades]
+        more = []
+        for row in rows:
+            first, last = days_of[row["pair"]]
+            more.append({**row, "day": max(min(row["day"], last), first)})
+        self.writer.make(name, self.scope, *clamped, more=more)
         return self.read(name)
 
-    def write_rows(self, name: str, rows: Iterable[Row]) -> Stored:
-        """The same of a table that is small, without a query."""
-        self.tell(f"writing {name}")
-        files = self.writer.write_rows(_rows_clamped(rows, self.scope), name)
-        kept = (file for file in self.writer.files_of(name) if file.part not in self.scope)
-        self.writer.keep(name, [*kept, *files])
-        return self.read(name)
-
-    def change_rows(self, name: str, part: Part, rows: Sequence[Row], known: Sequence[Row]) -> bool:
-        """Write such a table for a day and pair of before the scope, if its rows are not those ``known``."""
-        columns = table_schema(name).names
-        new, old = (sorted(str([row[each] for each in columns]) for row in given) for given in (rows, known))
-        if new == old:
-            return False
-        self.tell(f"writing {name} of {part[0]} {part[1]}")
-        kept = [file for file in self.writer.files_of(name) if file.part != part]
-        self.writer.keep(name, [*kept, *self.writer.write_rows(rows, name)])
-        return True
-
-    def read(self, name: str) -> Stored:
-        return store.stored(self.spark, self.writer.tables, name, self.scope)
+    def read(self, name: str, parts: frozenset[Part] | None = None) -> Stored:
+        """What a table has of the scope, or of other days and pairs."""
+        chosen = self.scope if parts is None else parts
+        return store.stored(self.spark, self.writer.tables, name, chosen)
 
     def before(self, name: str, parts: frozenset[Part] | None = None) -> Stored:
         """What a table has of the days before the scope, or of some of these."""
@@ -230,16 +220,15 @@ def run(
         came = _found(job, inputs, since)
         if came.new or any(since is None or day >= since for day, _ in writer.before.unmade):
             records = _bronze(job, inputs, came, since)
-            kinds = _tables(job, records, slo, clock_error_us) if job.scope else {}
-            made = _made(job, kinds)
+            if job.scope:
+                _tables(job, records, slo, clock_error_us)
+            made = _made(job)
             job.tell("committing")
-            read = {**writer.before.read, **came.journals.files}
-            until_us = {**writer.before.until_us, **job.until_us}
             done = writer.commit(
                 made=sorted(made, key=lambda one: one.part),
-                read=read,
+                read=writer.before.read | came.journals,
                 unmade=sorted(job.unmade),
-                until_us=until_us,
+                until_us=writer.before.until_us | job.until_us,
             )
         else:
             done = writer.before
@@ -254,59 +243,74 @@ def _found(job: _Job, inputs: Sequence[str], since: dt.date | None) -> _Came:
     before, attempt = job.writer.before.read, 1
     while True:
         try:
-            journals = open_inputs(job.spark, inputs, since)
-            new = [path for path, length in journals.files.items() if before.get(path) != length]
-            return _Came(journals, new, journals.write(new, job.writer) if new else ())
+            journals = journal_files.find_files(job.spark, inputs, since)
+            new = [path for path, length in journals.items() if before.get(path) != length]
+            return _Came(journals, new, _lines(job, new) if new else ())
         except (AnalysisException, FileNotFoundError) as error:
-            if attempt == _LISTINGS_MAX or not is_gone(error):
+            if attempt == _LISTINGS_MAX or not journal_files.is_gone(error):
                 raise
         attempt += 1
         job.tell("listing the journals anew: a file was sealed or removed meanwhile")
 
 
-def _tables(
-    job: _Job, records: Stored, slo: Objectives | None, clock_error_us: int
-) -> dict[Part, Counter[str]]:
-    """Write silver and gold of the scope. Returns the kinds of its incidents."""
+def _lines(job: _Job, files: Sequence[str]) -> list[File]:
+    """Write a row for each line of journals, as ``bronze.read`` says, to files of the writer's run.
+
+    Raises an error of which ``journal_files.is_gone`` says so if a file is gone since it was listed.
+    """
+    folder, run = commits.folder_named(job.writer.root), commits.folder_of(job.writer.run)
+    copied: dict[str, str] = {}
+    # Otherwise this process does not see the files that Spark listed.
+    if job.spark is None or hasattr(job.spark, "_jvm"):
+        copies_at = None if folder is None else folder / run / "open" / secrets.token_hex(8)
+        copied = journal_files.copied(files, copies_at)
+    opened = [copied.get(file, file) for file in files]
+    target = None if folder is None else (folder.resolve(), f"{run}/lines")
+    read = partial(bronze.on_executor, {copy: file for file, copy in copied.items()}, target)
+    if job.spark is None:
+        batches = read([journal_files.unopened(opened)])
+        return [File(**row) for batch in batches for row in batch.to_pylist()]
+    contents = journal_files.contents(job.spark, opened)
+    if folder is None:
+        rows = contents.mapInArrow(read, SHAPE).withColumn("journal", F.expr(bronze.JOURNAL))
+        return job.writer.write_frame(rows, f"{run}/lines", ("topic", "journal"))
+    return [File(**row) for row in contents.mapInArrow(read, parquet.WRITTEN).toArrow().to_pylist()]
+
+
+def _tables(job: _Job, records: Stored, slo: Objectives | None, clock_error_us: int) -> None:
+    """Write silver and gold of the scope."""
     with ThreadPoolExecutor(1, "services") as other:
         pending = other.submit(_services, job, records, slo)
         job.tell("looking for processes and what happened to them")
         facts, earlier = silver.facts(records, job.older)
-        for row in facts["sum"]:
-            job.records[row["day"], row["pair"]] += row["records"]
         of_runs, off = _with_right_clocks(job, records, facts, earlier, clock_error_us)
         both = {what: [*earlier.get(what, ()), *facts.get(what, ())] for what in {*earlier, *facts}}
         of_both = silver.corrected(silver.runs(both), off)
         histories = silver.histories(both, of_both, clock_error_us)
         here = silver.histories_of(histories, of_runs)
-        job.write_rows("silver.runs", of_runs)
+        job.make("silver.runs", rows=of_runs)
         states = list(silver.states(here))
-        job.write_rows("silver.states", states)
-        requests = _requests(job, records, of_runs, clock_error_us)
+        job.make("silver.states", rows=states)
+        found = silver.requests(records.joined(job.margin), of_runs, clock_error_us)
+        requests = job.make("silver.requests", found, reaches_back=job.margin is not None)
         all_requests, all_records = requests, records
         if job.older is not None:
             all_requests = requests.joined(job.before("silver.requests", job.near))
             all_records = records.joined(job.older)
         seen = incidents.seen(all_requests, histories)
-        of_processes = process_findings(facts, of_runs, here, clock_error_us)
         further = _durables(job, records, of_runs, states, clock_error_us)
+        of_processes = process_findings(facts, of_runs, here, clock_error_us)
         job.make("gold.audit", audit(requests, of_runs), *further, rows=of_processes)
         job.tell("counting what incidents touched")
-        rows = _incidents(job, seen, incidents.counts(seen, all_records, of_both, all_requests))
+        _incidents(job, seen, incidents.counts(seen, all_records, of_both, all_requests))
         pending.result()
-    clamped = list(_rows_clamped(rows, job.scope))
-    job.write_rows("gold.incidents", clamped)
-    kinds: defaultdict[Part, Counter[str]] = defaultdict(Counter)
-    for row in clamped:
-        kinds[row["day"], row["pair"]][row["kind"]] += 1
-    return kinds
 
 
-def _incidents(job: _Job, seen: Sequence[dict[str, Any]], counts: Rows) -> list[Row]:
-    """The incidents of the scope. Those of the day before it are written: more is known of them now."""
+def _incidents(job: _Job, seen: Sequence[dict[str, Any]], counts: Rows) -> None:
+    """Write the incidents of the scope, and those of the day before it if more is known of them now."""
     name = "gold.incidents"
     known: defaultdict[Part, list[Row]] = defaultdict(list)
-    for old in job.writer.rows(name, job.near):
+    for old in queried(job.before(name, job.near).here, (), "FROM rows").collected():
         known[old["day"], old["pair"]].append(old)
     firsts = {pair: first for pair, (first, _) in _days_of(job.scope).items()}
     have_past = {pair for _, pair in job.past}
@@ -318,60 +322,54 @@ def _incidents(job: _Job, seen: Sequence[dict[str, Any]], counts: Rows) -> list[
         # Whether a pair began then, days before that would tell.
         elif row["kind"] != "start":
             earlier[row["day"], row["pair"]].append(row)
+    job.make(name, rows=here)
+    columns = table_schema(name).names
     made = {one.part for one in job.writer.before.made}
     for part in {(first - _DAY, pair) for pair, first in firsts.items()} & job.near & made:
         rows = [*earlier[part], *(row for row in known[part] if row["kind"] == "start")]
-        if job.change_rows(name, part, rows, known[part]):
-            job.incidents[part] = Counter(row["kind"] for row in rows)
-    return here
+        texts = [sorted(str([row[each] for each in columns]) for row in of) for of in (rows, known[part])]
+        if texts[0] != texts[1]:
+            job.tell(f"writing {name} of {part[0]} {part[1]}")
+            job.writer.make(name, {part}, more=rows)
+            job.seen |= {part}
 
 
-def _made(job: _Job, kinds: Mapping[Part, Counter[str]]) -> list[commits.Made]:
-    """What is in the tables now, by day and pair. ``kinds``: of the scope's incidents."""
-    job.tell("counting")
-    keys = {
-        "findings": "verdict",
-        "files": "state",
-        "rejected": "reason",
-        "requests": "''",
-        "duplicates": "''",
-    }
-    tables = {"findings": "gold.audit", "rejected": "bronze.rejected", "requests": "silver.requests"}
-    of_scope = ("requests", "findings")
-    counted = [
-        store.stored(
-            job.spark,
-            job.writer.tables,
-            tables.get(what, "bronze.files"),
-            job.scope if what in of_scope else job.seen,
-        ).take(
-            f"'{what}' AS what",
-            "day",
-            "pair",
-            f"{key} AS key",
-            f"{'duplicates' if what == 'duplicates' else 'CAST(1 AS BIGINT)'} AS count",
-        )
-        for what, key in keys.items()
-    ]
-    counts: dict[Part, dict[str, dict[str, int]]] = {part: {} for part in job.seen}
-    for row in queried(reduce(Stored.joined, counted).here, (), _COUNTS).summed(_COUNTS):
-        counts[row["day"], row["pair"]].setdefault(row["what"], {})[row["key"]] = row["count"]
-    made = {one.part: one for one in job.writer.before.made}
-    for part, of_kinds in job.incidents.items():
-        made[part] = msgspec.structs.replace(made[part], incidents=dict(of_kinds))
-    for part, of_part in counts.items():
-        known = made.get(part) or commits.Made(*part)
-        new = {what: of_part.get(what, {}) for what in keys if part in job.scope or what not in of_scope}
-        plain: dict[str, Any] = {
-            what: found.get("", 0) if keys[what] == "''" else found for what, found in new.items()
-        }
-        if part in job.scope:
-            plain |= {"records": job.records[part], "incidents": dict(kinds.get(part, {}))}
-        made[part] = msgspec.structs.replace(known, **plain)
-    return list(made.values())
-
+_COUNTED = (
+    ("records", "bronze.records", "''", "1"),
+    ("requests", "silver.requests", "''", "1"),
+    ("duplicates", "bronze.files", "''", "duplicates"),
+    ("files", "bronze.files", "state", "1"),
+    ("rejected", "bronze.rejected", "reason", "1"),
+    ("incidents", "gold.incidents", "kind", "1"),
+    ("findings", "gold.audit", "verdict", "1"),
+)
+"""Fields of ``commits.Made``: the table that is counted, by what, and for how many a row counts."""
 
 _COUNTS = 'SELECT what, day, pair, key, sum("count")::BIGINT AS "count" FROM rows GROUP BY ALL'
+
+
+def _made(job: _Job) -> list[commits.Made]:
+    """What is in the tables now, by day and pair."""
+    job.tell("counting")
+    # Records that no table is made of yet do not count.
+    rows = [
+        job.read(table, job.scope if what == "records" else job.seen).take(
+            f"'{what}' AS what", "day", "pair", f"{key} AS key", f"CAST({count} AS BIGINT) AS count"
+        )
+        for what, table, key, count in _COUNTED
+    ]
+    counts: defaultdict[tuple[Part, str], dict[str, int]] = defaultdict(dict)
+    for row in queried(reduce(Stored.joined, rows).here, (), _COUNTS).summed(_COUNTS):
+        counts[(row["day"], row["pair"]), row["what"]][row["key"]] = row["count"]
+    made = {one.part: one for one in job.writer.before.made}
+    for part in job.seen:
+        new = {
+            what: counts[part, what].get("", 0) if key == "''" else counts[part, what]
+            for what, _, key, _ in _COUNTED
+            if what != "records" or part in job.scope
+        }
+        made[part] = msgspec.structs.replace(made.get(part) or commits.Made(*part), **new)
+    return list(made.values())
 
 
 def _summary(job: _Job, manifest: Manifest, since: dt.date | None, read: int) -> Summary:
@@ -405,7 +403,7 @@ def _bronze(job: _Job, inputs: Sequence[str], found: _Came, since: dt.date | Non
     before, writer = job.writer.before, job.writer
     journals, new, lines = found
     # What a file that was open had goes, if that file has grown, or is sealed and so another one by its name.
-    sealed = {path.removesuffix(".gz") for path in journals.files if not path.endswith(OPEN)}
+    sealed = {path.removesuffix(".gz") for path in journals if not path.endswith(OPEN)}
     again = {
         commits.digest_of(path)
         for path in before.read
@@ -454,21 +452,13 @@ def _context(job: _Job, records: Sequence[File], firsts: Mapping[str, dt.date]) 
     if not older:
         return
     job.older = job.stored(older)
-    pairs_of: dict[dt.date, list[str]] = {}
-    for pair, day in firsts.items():
-        pairs_of.setdefault(day, []).append(pair)
-    is_near = " OR ".join(
-        f"""(pair IN ({", ".join(map(text, pairs))}) AND "at" >= {_margin_us(day)})"""
-        for day, pairs in pairs_of.items()
-    )
-    job.margin = job.older.take(*RECORDS.names, where=f"({is_near}) AND topic IN {_OF_REQUESTS}")
+    begins = {
+        pair: str(int((dt.datetime.combine(day, dt.time(), dt.UTC) - _MARGIN).timestamp()) * 1_000_000)
+        for pair, day in firsts.items()
+    }
+    is_near = f""""at" >= {store.of_pairs(begins)} AND topic IN {_OF_REQUESTS}"""
+    job.margin = job.older.take(*RECORDS.names, where=is_near)
     job.topics |= {file.topic for file in older}
-
-
-def _margin_us(day: dt.date) -> int:
-    """An hour before a day begins."""
-    begin = dt.datetime.combine(day, dt.time(), dt.UTC)
-    return int((begin - _MARGIN).timestamp()) * 1_000_000
 
 
 def _sorted_out(
@@ -589,23 +579,15 @@ def _services(job: _Job, records: Stored, slo: Objectives | None) -> None:
     """Write the tables that need nothing but records, and of days before what those came to."""
     job.make("gold.clients", clients(records))
     sums = job.make("gold.sketches", sketches(records)).joined(job.before("gold.sketches"))
-    # Windows and periods reach back.
-    is_made = store.within(job.scope)
-    job.make("gold.objectives", objectives(sums, slo), condition=is_made)
-    job.make("gold.budgets", budgets(sums, slo), condition=is_made)
-    job.make("gold.capacity", capacity(records, job.before("gold.capacity")), condition=is_made)
-
-
-def _requests(job: _Job, records: Stored, runs: Rows, clock_error_us: int) -> Stored:
-    """Write the table of requests."""
-    found = silver.requests(records.joined(job.margin), runs, clock_error_us)
-    return job.make("silver.requests", found, condition=store.within(job.scope) if job.margin else "true")
+    job.make("gold.objectives", objectives(sums, slo), reaches_back=True)
+    job.make("gold.budgets", budgets(sums, slo), reaches_back=True)
+    job.make("gold.capacity", capacity(records, job.before("gold.capacity")), reaches_back=True)
 
 
 def _durables(job: _Job, records: Stored, runs: Rows, states: Rows, clock_error_us: int) -> list[Made]:
     """Write the table of durable requests; what the audit has to say of them, if there are any."""
     if "durables" not in job.topics:
-        job.write_rows("silver.durables", ())
+        job.make("silver.durables")
         return []
     durables = job.make("silver.durables", silver.durables(records, runs))
     return [durable_findings(durables, records, runs, states, clock_error_us)]
@@ -617,11 +599,3 @@ def _days_of(scope: frozenset[Part]) -> dict[str, tuple[dt.date, dt.date]]:
     for day, pair in scope:
         days_of[pair].append(day)
     return {pair: (min(days), max(days)) for pair, days in days_of.items()}
-
-
-def _rows_clamped(rows: Iterable[Row], scope: frozenset[Part]) -> Iterator[Row]:
-    """Puts what the timeline has before or after the days of the input into the first or the last of them."""
-    days_of = _days_of(scope)
-    for row in rows:
-        first, last = days_of.get(row["pair"], (row["day"], row["day"]))
-        yield {**row, "day": max(min(row["day"], last), first)}

@@ -16,14 +16,17 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from bstar_pipeline.places import literal
-
 Row = Mapping[str, Any]
 """A row, by column."""
 
 Rows = Sequence[Row]
 
 _OFFSET = pa.schema({"boot": pa.string(), "offset_us": pa.int64()})
+
+
+def literal(path: str) -> str:
+    """A path that names this file alone for Spark, also if a pattern would have the same letters."""
+    return "".join(f"\\{letter}" if letter in "{}[]*?\\" else letter for letter in path)
 
 
 def read_files(spark: SparkSession, files: Iterable[str], shape: StructType) -> DataFrame:

@@ -3,22 +3,22 @@
 ``Writer`` is a run that writes. Each table goes to the run's own folder, one or more files for each day and
 pair; ``day`` and ``pair`` are columns of the files, so a list of files is all that a reader needs. What
 ``bstar_pipeline.commits`` says about runs and the pointer holds for every storage; the small files go through
-a ``Store``: a folder of this machine, or what the driver's Hadoop connectors know (s3a, hdfs, …).
+a ``Folder`` of this machine, or what the driver's Hadoop connectors know (s3a, hdfs, …).
 """
 
 import datetime as dt
 import re
 import secrets
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the common name
@@ -26,8 +26,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from bstar.errors import ConfigurationError
-from bstar_pipeline import commits, partitions
-from bstar_pipeline.commits import File, Folder, Manifest, Part, Snapshot, Store
+from bstar_pipeline import commits, parquet, partitions
+from bstar_pipeline.commits import File, Folder, Manifest, Part, Snapshot
 from bstar_pipeline.pair_rows import Row
 from bstar_pipeline.partitions import Made, Stored, queried, text
 from bstar_pipeline.schema import DISTINCT, table_schema
@@ -39,7 +39,7 @@ _ROW_GROUP_BYTES = 32 * 1024 * 1024
 _OF_FOLDER = "of_"
 
 
-def open_store(spark: SparkSession | None, root: str) -> Store:
+def open_store(spark: SparkSession | None, root: str) -> Folder:
     """The storage of a root. Raises ConfigurationError if this session cannot reach it."""
     folder = commits.folder_named(root)
     if folder is not None:
@@ -81,42 +81,16 @@ def _path_of(file: str) -> str:
     return str(path.absolute())
 
 
-def within(parts: Collection[Part]) -> str:
-    """Whether a row belongs to ``parts``, in SQL."""
-    days_of: dict[str, list[dt.date]] = {}
-    for day, pair in sorted(parts):
-        days_of.setdefault(pair, []).append(day)
-    # Pairs of the same days together.
-    pairs_of: dict[tuple[dt.date, ...], list[str]] = {}
-    for pair, days in days_of.items():
-        pairs_of.setdefault(tuple(days), []).append(pair)
-    found = (
-        f"(pair IN ({', '.join(map(text, pairs))}) AND day IN ({', '.join(map(_day, days))}))"
-        for days, pairs in pairs_of.items()
-    )
-    return " OR ".join(found) or "false"
-
-
-def clamped(parts: Collection[Part]) -> str:
-    """The day of a row, put into the first or the last of those that ``parts`` have of its pair, in SQL."""
-    days_of: defaultdict[str, list[dt.date]] = defaultdict(list)
-    for day, pair in parts:
-        days_of[pair].append(day)
-    cases = (
-        f"WHEN {text(pair)} THEN greatest(least(day, {_day(max(days))}), {_day(min(days))})"
-        for pair, days in sorted(days_of.items())
-    )
-    return f"CASE pair {' '.join(cases)} ELSE day END"
-
-
-def _day(day: dt.date) -> str:
-    return f"DATE '{day}'"
+def of_pairs(values: Mapping[str, str]) -> str:
+    """What of these expressions is of a row's pair, in SQL."""
+    cases = (f"WHEN {text(pair)} THEN {value}" for pair, value in sorted(values.items()))
+    return f"CASE pair {' '.join(cases)} END"
 
 
 class Writer:
     """A run that writes. ``before`` are the tables that are there; ``commit`` replaces them."""
 
-    def __init__(self, store: Store, root: str) -> None:
+    def __init__(self, store: Folder, root: str) -> None:
         self.root = root.rstrip("/")
         self.before = commits.current(store, root) or commits.NOTHING
         self.past = Snapshot(self.root, self.before)
@@ -161,30 +135,16 @@ class Writer:
         """The same of a table that is small: the driver writes its files, without a query."""
         below = f"{commits.folder_of(self.run)}/{TABLES[name].path}"
         schema = to_arrow_schema(table_schema(name), timezone="UTC")
-        of_file: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
-        for row in rows:
-            key = (row["day"], row["pair"], *(row[column] for column in by))
-            of_file[key].append({column: row.get(column) for column in schema.names})
-        files = []
-        for (day, pair, *more), chosen in sorted(of_file.items()):
-            content = BytesIO()
-            pq.write_table(pa.Table.from_pylist(chosen, schema), content)
-            path = f"{below}/rows-{secrets.token_hex(8)}.parquet"
-            self._store.put(path, content.getvalue())
-            files.append(File(day, pair, path, **dict(zip(by, more, strict=True))))
+        columns = pa.schema([*schema, *(pa.field(key, pa.string()) for key in by)])
+        batches = pa.Table.from_pylist(list(rows), columns).to_batches()
+        root = commits.folder_named(self.root)
+        if root is not None:
+            return parquet.write(batches, schema, root, below, by=by)
+        with TemporaryDirectory() as folder:
+            files = parquet.write(batches, schema, Path(folder), below, by=by)
+            for file in files:
+                self._store.put(file.path, Path(folder, file.path).read_bytes())
         return files
-
-    def rows(self, name: str, parts: Collection[Part]) -> Iterator[dict[str, Any]]:
-        """What a small table had of ``parts`` before this run, without a query."""
-        for file in self.before.tables.get(name, []):
-            if file.part in parts:
-                content = self._store.get(file.path)
-                if content is None:
-                    raise ConfigurationError(
-                        f"{self.past.path(file)} is missing, and the tables are made of it: make them "
-                        "anew, in another folder"
-                    )
-                yield from pq.read_table(BytesIO(content)).to_pylist()
 
     def keep(self, name: str, files: Iterable[File]) -> None:
         """Make these the files of a table."""
@@ -198,13 +158,10 @@ class Writer:
             files += self.write(made, name, folder=f"{TABLES[name].path}/{number}")
         self.keep(name, [*files, *self.write_rows(more, name)])
 
-    def files_of(self, name: str) -> list[File]:
-        """The files of a table, as they will be."""
-        return self._tables.get(name, self.before.tables.get(name, []))
-
     def carried(self, name: str, parts: Collection[Part]) -> list[File]:
-        """The files that a table has of days and pairs outside ``parts``."""
-        return [file for file in self.before.tables.get(name, []) if file.part not in parts]
+        """The files of a table, as they will be, of days and pairs outside ``parts``."""
+        files = self._tables.get(name, self.before.tables.get(name, []))
+        return [file for file in files if file.part not in parts]
 
     @property
     def tables(self) -> Snapshot:
@@ -216,7 +173,7 @@ class Writer:
         self.is_committing = True
         manifest = msgspec.structs.replace(self._manifest(), **changes)
         commits.commit(self._store, self.root, manifest)
-        sweep(self._store, self.root)
+        commits.sweep(self._store, self.root, dt.datetime.now(dt.UTC))
         return manifest
 
     def _manifest(self) -> Manifest:
@@ -287,24 +244,8 @@ def retain(spark: SparkSession | None, root: str, since: dt.date) -> int:
     return len(old)
 
 
-def sweep(store: Store, root: str, keep: dt.timedelta = commits.KEEP) -> int:
-    """Remove the files that no reader needs (``commits.obsolete``). Returns how many."""
-    now = dt.datetime.now(dt.UTC)
-    newest = commits.current(store, root) or commits.NOTHING
-    manifests = {newest.run: newest}
-    oldest = newest
-    while oldest.at >= now - keep and oldest.before:
-        found = commits.manifest_at(store, root, oldest.before)
-        if found is None:
-            break
-        manifests[found.run] = oldest = found
-    gone = commits.obsolete(store.files(commits.RUNS), manifests, newest.run, now, keep)
-    store.remove(gone)
-    return len(gone)
-
-
-class _Hadoop:
-    """A ``Store`` by the driver's own connectors: they have the addresses and keys that its tables need."""
+class _Hadoop(Folder):
+    """The same by the driver's own connectors: they have the addresses and keys that its tables need."""
 
     # A store of objects shows an object when it is whole. These write in place, and rename in one act.
     _FILE_SYSTEMS = ("hdfs", "viewfs", "webhdfs", "file")
@@ -315,13 +256,12 @@ class _Hadoop:
         self._hadoop: Any = gateway.jvm.org.apache.hadoop.fs
         self._conf: Any = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
         self._fs: Any = self._hadoop.Path(root).getFileSystem(self._conf)
-        self._root: str = self._fs.makeQualified(self._hadoop.Path(root)).toString().rstrip("/")
+        self._below: str = self._fs.makeQualified(self._hadoop.Path(root)).toString().rstrip("/")
 
     def _path(self, path: str) -> Any:
-        return self._hadoop.Path(f"{self._root}/{path}")
+        return self._hadoop.Path(f"{self._below}/{path}")
 
     def get(self, path: str) -> bytes | None:
-        """As ``Store.get``."""
         try:
             source = self._fs.open(self._path(path))
         except Py4JJavaError as error:
@@ -334,7 +274,6 @@ class _Hadoop:
             source.close()
 
     def put(self, path: str, content: bytes) -> None:
-        """As ``Store.put``."""
         is_renamed = self._fs.getScheme() in self._FILE_SYSTEMS
         target = self._path(path)
         written = self._path(f"{path}.{secrets.token_hex(4)}") if is_renamed else target
@@ -352,23 +291,21 @@ class _Hadoop:
             )
 
     def files(self, folder: str) -> list[str]:
-        """As ``Store.files``."""
         if not self._fs.exists(self._path(folder)):
             return []
         found, listing = [], self._fs.listFiles(self._path(folder), True)
         while listing.hasNext():
-            found.append(listing.next().getPath().toString().removeprefix(f"{self._root}/"))
+            found.append(listing.next().getPath().toString().removeprefix(f"{self._below}/"))
         return sorted(found)
 
     def remove(self, paths: Iterable[str]) -> None:
-        """As ``Store.remove``."""
         for path in paths:
             self._fs.delete(self._path(path), False)
 
     def settle(self, paths: Iterable[str]) -> None:
-        """As ``Store.settle``: what these stores have taken, they have on disk."""
+        """What these stores have taken, they have on disk."""
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """As ``Store.locked``: there are no locks, so ``commits.commit`` refuses the later of two runs."""
+        """There are no locks, so ``commits.commit`` refuses the later of two runs."""
         yield
