@@ -85,23 +85,21 @@ class BulkPlan(msgspec.Struct, frozen=True):
         return self
 
 
-def _outcome_fields(has_frames: bool) -> list[tuple[str, pa.DataType]]:
-    return [
-        ("reply", pa.list_(pa.binary()) if has_frames else pa.binary()),
-        ("status", pa.string()),
-        ("error", pa.string()),
-        ("attempts", pa.int32()),
-        ("latency_us", pa.int64()),
-        ("endpoint", pa.string()),
-        ("epoch", pa.int64()),
-    ]
+def outcome_of(plan: BulkPlan) -> pa.Schema:
+    """The columns that are added."""
+    kinds = {
+        "reply": pa.list_(pa.binary()) if plan.has_frames else pa.binary(),
+        "status": pa.string(),
+        "error": pa.string(),
+        "attempts": pa.int32(),
+        "latency_us": pa.int64(),
+        "endpoint": pa.string(),
+        "epoch": pa.int64(),
+    }
+    return pa.schema([(plan.prefix + name, kind) for name, kind in kinds.items()])
 
 
-OUTCOME = tuple(name for name, _ in _outcome_fields(has_frames=False))
-"""The names of the columns that are added."""
-
-
-# The first kind that an error is of tells the status.
+# The first kind that an error of a call is of tells what became of its row.
 _STATUSES: tuple[tuple[type[BstarError], Status], ...] = (
     (DeclinedError, "declined"),
     (HandlerError, "failed"),
@@ -110,16 +108,12 @@ _STATUSES: tuple[tuple[type[BstarError], Status], ...] = (
     (LocalProtocolError, "rejected"),
     (NoActiveNodeError, "no-active"),
     (CallTimeoutError, "timeout"),
+    (BstarError, "unknown"),
 )
 
 
-def status_of(error: BstarError) -> Status:
-    """What became of a row whose call ended with this error."""
-    return next((status for kind, status in _STATUSES if isinstance(error, kind)), "unknown")
-
-
 def call_batches(batches: Iterable[pa.RecordBatch], plan: BulkPlan) -> Iterator[pa.RecordBatch]:
-    """The same batches without ``BODY`` and ``KEY`` and with the ``OUTCOME`` columns.
+    """The same batches without ``BODY`` and ``KEY`` and with the columns of ``outcome_of``.
 
     Raises BulkCallError when more rows fail than the plan allows.
     """
@@ -149,9 +143,8 @@ class _Batch:
         """The row's call was answered."""
         self.open -= 1
         body: tuple[bytes, ...] | bytes | None = reply.frames
-        error = None
+        error, count = None, len(reply.frames)
         if not self._plan.has_frames:
-            count = len(reply.frames)
             body = reply.frames[0] if count == 1 else None
             if count != 1:
                 error = f"the reply has {count} frames: call(…, frames=True) gives them all"
@@ -160,20 +153,21 @@ class _Batch:
             body, "answered", error, reply.attempts, latency_us, reply.endpoint, reply.epoch
         )  # fmt: skip
 
-    def fail(self, row: int, status: Status, text: str, attempts: int = 0, elapsed_s: float = 0.0) -> None:
+    def fail(self, row: int, status: Status, text: str, attempts: int, elapsed_s: float) -> None:
         """The row's call was not answered, or not made."""
         self.open -= 1
         self._outcomes[row] = (None, status, text, attempts, int(elapsed_s * 1e6), None, None)
 
     def with_outcome(self) -> pa.RecordBatch:
         """The whole batch, when nothing is open."""
-        names = [name for name in self.batch.schema.names if name not in (BODY, KEY)]
-        columns = [self.batch.column(name) for name in names]
-        fields = [self.batch.schema.field(name) for name in names]
-        for place, (name, kind) in enumerate(_outcome_fields(self._plan.has_frames)):
-            columns.append(pa.array([outcome[place] for outcome in self._outcomes], type=kind))
-            fields.append(pa.field(self._plan.prefix + name, kind))
-        return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+        given = self.batch.drop_columns([BODY, KEY] if self._plan.has_keys else [BODY])
+        added = outcome_of(self._plan)
+        columns = [
+            pa.array([outcome[place] for outcome in self._outcomes], type=field.type)
+            for place, field in enumerate(added)
+        ]
+        schema = pa.schema([*given.schema, *added])
+        return pa.RecordBatch.from_arrays([*given.columns, *columns], schema=schema)
 
 
 class _Task:
@@ -206,7 +200,11 @@ class _Task:
             for outcome in outcomes:
                 batch, row = self._places.pop(outcome.index)
                 if isinstance(outcome, CallFailed):
-                    self._take_failure(batch, row, outcome)
+                    error = outcome.error
+                    if isinstance(error, ClosedError):
+                        raise error  # the client has ended, not this call alone
+                    status = next(status for kind, status in _STATUSES if isinstance(error, kind))
+                    self._fail(batch, row, status, str(error), outcome.attempts, outcome.elapsed_s)
                 else:
                     batch.answer(row, outcome)
                     self._errors.count()
@@ -238,25 +236,19 @@ class _Task:
                     timeout_s = min(timeout_s, ends_at - time.monotonic())
                 if body is None or (key is None and self._plan.has_keys):
                     what = "body" if body is None else "key"
-                    self._reject(batch, row, "rejected", f"the row's {what} is null; nothing was sent")
+                    self._fail(batch, row, "rejected", f"the row's {what} is null; nothing was sent")
                 elif timeout_s <= 0:
                     text = f"the task's deadline ({self._plan.task_deadline_s} s) was over; nothing was sent"
-                    self._reject(batch, row, "timeout", text)
+                    self._fail(batch, row, "timeout", text)
                 else:
                     self._places[number] = (batch, row)
                     number += 1
                     yield Ask(body, key, timeout_s)
 
-    def _take_failure(self, batch: _Batch, row: int, outcome: CallFailed) -> None:
-        error = outcome.error
-        if isinstance(error, ClosedError):
-            raise error  # the client has ended, not this call alone
-        status = status_of(error)
-        batch.fail(row, status, str(error), outcome.attempts, outcome.elapsed_s)
-        self._errors.count(status, str(error))
-
-    def _reject(self, batch: _Batch, row: int, status: Status, text: str) -> None:
-        batch.fail(row, status, text)
+    def _fail(
+        self, batch: _Batch, row: int, status: Status, text: str, attempts: int = 0, elapsed_s: float = 0.0
+    ) -> None:
+        batch.fail(row, status, text, attempts, elapsed_s)
         self._errors.count(status, text)
 
 
@@ -264,39 +256,29 @@ class _Errors:
     """Counts rows that were not answered, and gives the task up when there are too many."""
 
     def __init__(self, plan: BulkPlan) -> None:
-        self._limit = plan.error_limit
-        self._span = plan.error_span
-        self._service = plan.service
-        self._endpoints = plan.endpoints
+        self._plan = plan
         self._rows = 0
-        self._kinds: Counter[str] = Counter()
-        self._last: deque[bool] = deque()
-        self._failed_last = 0
+        self._kinds: Counter[Status] = Counter()
+        self._last: deque[bool] = deque(maxlen=plan.error_span)
 
     def count(self, status: Status | None = None, text: str = "") -> None:
         """One row more; without a status it was answered."""
-        limit = self._limit
-        if limit is None:
+        limit, self._rows = self._plan.error_limit, self._rows + 1
+        self._last.append(status is not None)
+        if status is None or limit is None:
             return
-        self._rows += 1
-        is_failed = status is not None
-        self._last.append(is_failed)
-        self._failed_last += is_failed
-        if len(self._last) > self._span:
-            self._failed_last -= self._last.popleft()
-        if not is_failed:
-            return
-        self._kinds[str(status)] += 1
+        self._kinds[status] += 1
         if limit >= 1:
             failed, seen = self._kinds.total(), self._rows
             is_too_many = failed >= limit
         else:
-            failed, seen = self._failed_last, len(self._last)
-            is_too_many = seen >= self._span and failed > limit * seen
+            seen = len(self._last)
+            failed = sum(self._last) if seen == self._plan.error_span else 0
+            is_too_many = failed > limit * seen
         if is_too_many:
             kinds = ", ".join(f"{count} {kind}" for kind, count in self._kinds.most_common())
             raise BulkCallError(
-                f"gave up calling {self._service!r} at {', '.join(self._endpoints)}: {failed} of the last "
-                f"{seen} rows were not answered (error_threshold {limit:g}); in this task: {kinds} of "
-                f"{self._rows} rows. The last error: {text}"
+                f"gave up calling {self._plan.service!r} at {', '.join(self._plan.endpoints)}: {failed} of "
+                f"the last {seen} rows were not answered (error_threshold {limit:g}); in this task: {kinds} "
+                f"of {self._rows} rows. The last error: {text}"
             )

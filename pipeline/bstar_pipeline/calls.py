@@ -18,20 +18,11 @@ from typing import Any
 import msgspec
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the common name
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
 
 from bstar.errors import ConfigurationError
-from bstar_pipeline.bulk import BODY, KEY, OUTCOME, BulkPlan
+from bstar_pipeline.bulk import BODY, KEY, BulkPlan, outcome_of
 
 HOW_TO_SHIP = (
     "the Python of Spark's workers lacks bstar, or what it needs (pyzmq, msgspec, pyarrow). Install it there,"
@@ -106,7 +97,7 @@ def call(
 def _as_bytes(df: DataFrame, column: Column | str, what: str) -> Column:
     """The column as BINARY. A body is BINARY or STRING; a key may be of any type that has one clear text."""
     column = F.col(column) if isinstance(column, str) else column
-    kind: DataType = df.select(column).schema[0].dataType
+    kind = df.select(column).schema[0].dataType
     if isinstance(kind, BinaryType):
         return column
     if isinstance(kind, StringType):
@@ -120,16 +111,14 @@ def _as_bytes(df: DataFrame, column: Column | str, what: str) -> Column:
 
 
 def _schema(df: DataFrame, plan: BulkPlan) -> StructType:
-    reply: DataType = ArrayType(BinaryType()) if plan.has_frames else BinaryType()
-    kinds = (reply, StringType(), StringType(), IntegerType(), LongType(), StringType(), LongType())
-    added = [StructField(plan.prefix + name, kind) for name, kind in zip(OUTCOME, kinds, strict=True)]
+    added = from_arrow_schema(outcome_of(plan))
     known = {name.lower() for name in df.columns}
-    taken = [field.name for field in added if field.name.lower() in known]
+    taken = [name for name in added.names if name.lower() in known]
     if taken or {BODY, KEY} & known:
         raise ConfigurationError(
             f"the DataFrame has columns called {', '.join(taken) or BODY} already: give the new ones a prefix"
         )
-    return StructType([*df.schema.fields, *added])
+    return StructType([*df.schema.fields, *added.fields])
 
 
 def _task(plan: dict[str, object], how_to_ship: str) -> Callable[[Iterable[Any]], Iterator[Any]]:

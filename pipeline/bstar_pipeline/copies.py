@@ -74,6 +74,18 @@ def _order(row: Row) -> tuple[Any, ...]:
     return row["boot"] or "", first, -last, -row["lines"], -(row["closed_lines"] or 0), row["file"]
 
 
+def known_ranges(records: Stored) -> Rows:
+    """The same of records that are in the table, as far as ``overlapping`` asks for it."""
+    numbers = records.take("pair", "file", "boot", "seq AS first_seq", "seq AS last_seq", "1 AS lines")
+    return queried(numbers, (), _KNOWN).summed(_KNOWN)
+
+
+_KNOWN = """
+SELECT pair, file, boot, min(first_seq) AS first_seq, max(last_seq) AS last_seq, sum(lines)::BIGINT AS lines
+FROM rows GROUP BY ALL
+"""
+
+
 def overlapping(found: Rows) -> set[str]:
     """The pairs in which records may have come twice."""
     of_run: defaultdict[str, list[Row]] = defaultdict(list)
@@ -83,7 +95,7 @@ def overlapping(found: Rows) -> set[str]:
     pairs: set[str] = set()
     for rows in of_run.values():
         reached = 0
-        for row in rows:
+        for row in sorted(rows, key=lambda row: row["first_seq"]):
             is_repeating = row["lines"] > row["last_seq"] - row["first_seq"] + 1
             if is_repeating or row["first_seq"] <= reached:
                 pairs.update(each["pair"] for each in rows)
@@ -91,16 +103,15 @@ def overlapping(found: Rows) -> set[str]:
     return pairs
 
 
-def once(lines: Stored, found: Rows, pairs: Collection[str], known: Stored | None) -> Made:
+def once(lines: Stored, found: Rows, pairs: Collection[str], known: Stored) -> Made:
     """The records of these pairs that are not ``known``, each once, with their journal: that of the first
     file in order.
     """
     order = dict.fromkeys(row["file"] for row in found if row["boot"] is not None)
     places = [{"file": file, "place": place} for place, file in enumerate(order)]
-    is_asked = f"rejection IS NULL AND pair IN ({', '.join(map(text, sorted(pairs)))})"
-    rows = lines.take(*RECORDS.names, "false AS is_known", where=is_asked)
-    if known is not None:
-        rows = rows.joined(known.take(*KEY, "true AS is_known"))
+    is_asked = f"pair IN ({', '.join(map(text, sorted(pairs)))})"
+    rows = lines.take(*RECORDS.names, "false AS is_known", where=f"rejection IS NULL AND {is_asked}")
+    rows = rows.joined(known.take(*KEY, "true AS is_known", where=is_asked))
     tables = {"places": pa.Table.from_pylist(places, _PLACE)}
     return queried(rows, KEY, _ONCE, with_journal(RECORDS), tables=tables)
 

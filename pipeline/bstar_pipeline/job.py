@@ -46,7 +46,7 @@ from bstar_pipeline.gold.nodes import process_findings
 from bstar_pipeline.gold.objectives import budgets, objectives, sketches
 from bstar_pipeline.lines import SHAPE, TRUNCATED
 from bstar_pipeline.pair_rows import Row, Rows
-from bstar_pipeline.partitions import Made, Stored, queried, text
+from bstar_pipeline.partitions import Made, Stored, queried
 from bstar_pipeline.schema import RECORDS, REJECTED, table_schema
 from bstar_pipeline.slo import Objectives
 from bstar_pipeline.tables import utc
@@ -474,31 +474,30 @@ def _sorted_out(
     ranges = copies.ranges(read)
     _note_times(job, ranges)
     came = [file for file in lines if file.topic not in (REJECTED, TRUNCATED)]
-    pairs, left = copies.overlapping(ranges), None
-    old = _overlapping(job, ranges, came, known)
-    if old is not None:
-        pairs |= {file.pair for file in came}
+    # A record that comes again is of the same day.
+    parts, left = {file.part for file in came}, None
+    old = job.stored(file for file in known if file.part in parts)
+    pairs = copies.overlapping([*ranges, *(copies.known_ranges(old) if old.files else ())])
     if pairs:
         job.tell(f"leaving out what came twice of {', '.join(sorted(pairs))}")
         once = copies.once(read, ranges, pairs, old)
         again = writer.write(once, "bronze.records", by=("topic", "journal"))
         came = [*(file for file in came if file.pair not in pairs), *again]
         left = copies.kept(job.stored(came))
-    files = list(copies.files(ranges, new, left))
+    rows = list(copies.files(ranges, new, left))
     job.tell("writing bronze.files")
-    named = ({**row, "journal": commits.journal_of(row["file"])} for row in files)
+    named = ({**row, "journal": commits.journal_of(row["file"])} for row in rows)
     tables = {
         "bronze.records": came,
         "bronze.files": writer.write_rows(named, "bronze.files", by=("journal",)),
     }
     if any(file.topic == REJECTED for file in lines):
         job.tell("writing bronze.rejected")
-        wholly = [row["file"] for row in files if row["state"] == "duplicate"]
+        wholly = [row["file"] for row in rows if row["state"] == "duplicate"]
         rejected = bronze.rejected(read, wholly)
         tables["bronze.rejected"] = writer.write(rejected, "bronze.rejected", by=("journal",))
-    return {
-        name: [file for file in of_table if file.day >= writer.horizon] for name, of_table in tables.items()
-    }
+    horizon = writer.before.horizon
+    return {name: [file for file in files if file.day >= horizon] for name, files in tables.items()}
 
 
 def _note_times(job: _Job, ranges: Rows) -> None:
@@ -513,40 +512,14 @@ def _note_times(job: _Job, ranges: Rows) -> None:
         job.until_us[pair] = max(row["last_at_us"], job.until_us.get(pair, known_us))
 
 
-def _overlapping(job: _Job, ranges: Rows, came: Sequence[File], known: Sequence[File]) -> Stored | None:
-    """The known records of runs of which a new file has records with numbers among theirs; None: no such run.
-
-    A record that comes again is of the same day.
-    """
-    parts = {file.part for file in came}
-    files = [file for file in known if file.part in parts]
-    if not files:
-        return None
-    old = job.stored(files)
-    there = queried(old.take("boot", "seq AS least", "seq AS most"), (), _NUMBERS).summed(_NUMBERS)
-    of_run = {row["boot"]: (row["least"], row["most"]) for row in there}
-    boots = {
-        row["boot"]
-        for row in ranges
-        if row["boot"] in of_run
-        and row["first_seq"] <= of_run[row["boot"]][1]
-        and row["last_seq"] >= of_run[row["boot"]][0]
-    }
-    is_of = f"boot IN ({', '.join(map(text, sorted(boots)))})"
-    return old.take(*RECORDS.names, where=is_of) if boots else None
-
-
-_NUMBERS = "SELECT boot, min(least) AS least, max(most) AS most FROM rows GROUP BY boot"
-
-
 def _why(job: _Job) -> str:
     """Why there is no record in what was read."""
     rows = store.stored(job.spark, job.writer.tables, "bronze.rejected").take("reason", "1 AS count")
     counted = 'SELECT reason, sum("count")::BIGINT AS "count" FROM rows GROUP BY reason'
     rejected = {row["reason"]: row["count"] for row in queried(rows, (), counted).summed(counted)}
     if not rejected:
-        if job.writer.horizon > dt.date.min:
-            return f"no record is of {job.writer.horizon} or later, and earlier days were taken out"
+        if job.writer.before.horizon > dt.date.min:
+            return f"no record is of {job.writer.before.horizon} or later, and earlier days were taken out"
         return "the files are empty"
     counts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(rejected.items()))
     return f'none of their lines is one: {counts}. See docs/pipeline.md, "How lines are read"'

@@ -7,10 +7,12 @@ has that was left out - stands in ``REQUIRED`` and ``DEFAULTS``.
 """
 
 import types
-import typing
-from typing import Literal, Union
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
+from msgspec import inspect
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -45,11 +47,12 @@ DISTINCT = (
 too large, and then write them as they are.
 """
 
-_TYPES: dict[object, DataType] = {
-    int: LongType(),
-    float: DoubleType(),
-    bool: BooleanType(),
-    str: StringType(),
+_TYPES: dict[type[inspect.Type], DataType] = {
+    inspect.IntType: LongType(),
+    inspect.FloatType: DoubleType(),
+    inspect.BoolType: BooleanType(),
+    inspect.StrType: StringType(),
+    inspect.LiteralType: StringType(),
 }
 _DDL: dict[str, DataType] = {
     "STRING": StringType(),
@@ -63,28 +66,24 @@ _DDL: dict[str, DataType] = {
 }
 
 
-def _spark_type(python_type: object) -> DataType:
-    """Of a field's annotation: int, float, bool, str, a Literal of strings, or one of these or None."""
-    origin = typing.get_origin(python_type)
-    if origin is Literal:
-        kinds = {type(value) for value in typing.get_args(python_type)}
-        assert kinds == {str}, f"a Literal of a record is of strings: {python_type}"
-        return StringType()
-    if origin in (Union, types.UnionType):
-        members = [member for member in typing.get_args(python_type) if member is not types.NoneType]
-        assert len(members) == 1, f"a field of a record has one type: {python_type}"
-        return _spark_type(members[0])
-    return _TYPES[python_type]
+def _fields() -> Iterator[tuple[str, inspect.Field]]:
+    """Every field of every kind, with the kind."""
+    for kind, struct in KINDS.items():
+        about = inspect.type_info(struct)
+        assert isinstance(about, inspect.StructType)
+        yield from ((kind, field) for field in about.fields)
 
 
 def _columns() -> dict[str, DataType]:
-    """Every field of every kind, in the order in which the kinds bring them up."""
+    """Every field, in the order in which the kinds bring them up."""
     columns: dict[str, DataType] = {"kind": StringType()}
-    for kind, struct in KINDS.items():
-        for field in msgspec.structs.fields(struct):
-            found = _spark_type(field.type)
-            known = columns.setdefault(field.encode_name, found)
-            assert known == found, f"{field.encode_name} of {kind} is {found}, elsewhere {known}"
+    for kind, field in _fields():
+        of = field.type
+        if isinstance(of, inspect.UnionType):
+            (of,) = (each for each in of.types if not isinstance(each, inspect.NoneType))
+        found = _TYPES[type(of)]
+        known = columns.setdefault(field.encode_name, found)
+        assert known == found, f"{field.encode_name} of {kind} is {found}, elsewhere {known}"
     return columns
 
 
@@ -94,34 +93,23 @@ def kinds_of(*modules: types.ModuleType) -> tuple[str, ...]:
     return tuple(kind for kind, struct in KINDS.items() if struct.__module__ in names)
 
 
-def _required() -> dict[str, tuple[str, ...]]:
-    return {
-        kind: tuple(field.encode_name for field in msgspec.structs.fields(struct) if field.required)
-        for kind, struct in KINDS.items()
-    }
-
-
-def _defaults() -> dict[str, dict[str, int | float | bool | str]]:
-    defaults: dict[str, dict[str, int | float | bool | str]] = {}
-    for kind, struct in KINDS.items():
-        for field in msgspec.structs.fields(struct):
-            if not field.required and field.default is not None:
-                assert isinstance(field.default, int | float | bool | str), f"{kind}.{field.encode_name}"
-                defaults.setdefault(field.encode_name, {})[kind] = field.default
-    return defaults
-
-
 LINE = StructType([StructField(name, spark_type) for name, spark_type in _columns().items()])
 """Of one line: ``kind`` and the fields of all kinds, every one nullable."""
 
-REQUIRED = _required()
+REQUIRED: dict[str, tuple[str, ...]] = dict.fromkeys(KINDS, ())
 """By kind: the fields without which a line is no record."""
+
+DEFAULTS: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+"""By field, then by kind: the value of a field that is not in the line (other than null)."""
+
+for _kind, _field in _fields():
+    if _field.required:
+        REQUIRED[_kind] += (_field.encode_name,)
+    elif _field.default not in (None, msgspec.NODEFAULT):
+        DEFAULTS[_field.encode_name][_kind] = _field.default
 
 BASE = tuple(name for name in REQUIRED["started"] if all(name in fields for fields in REQUIRED.values()))
 """The fields that every record needs, of known kinds and others."""
-
-DEFAULTS = _defaults()
-"""By field, then by kind: the value of a field that is not in the line (other than null)."""
 
 
 def table_schema(name: str) -> StructType:

@@ -45,11 +45,6 @@ _SETTINGS = {
     # A table is a list of files. Beyond 32 of them Spark starts a job to look at them, with a task for each.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "64",
-    # The JVM leaves longer methods uncompiled; Spark writes smaller ones then.
-    "spark.sql.codegen.hugeMethodLimit": "8000",
-    # Of groups that need objects Spark keeps 128 in memory and then sorts all rows, before it merges groups
-    # and once more after that. Otherwise it sorts once.
-    "spark.sql.execution.useObjectHashAggregateExec": "false",
     # With a column for each field of each kind, deducing what filters imply takes the optimizer longer than
     # it takes to read a small journal.
     "spark.sql.constraintPropagation.enabled": "false",

@@ -31,7 +31,6 @@ from bstar_pipeline.commits import File, Folder, Manifest, Part, Snapshot
 from bstar_pipeline.pair_rows import Row
 from bstar_pipeline.partitions import Made, Stored, queried, text
 from bstar_pipeline.schema import DISTINCT, table_schema
-from bstar_pipeline.tables import TABLES
 
 # Each open file buffers one.
 _ROW_GROUP_BYTES = 32 * 1024 * 1024
@@ -71,14 +70,10 @@ def stored_files(
 ) -> Stored:
     """These files of tables."""
     is_here = commits.folder_named(tables.root) is not None
-    return partitions.stored(spark, map(_path_of, files) if is_here else files, shape, is_here=is_here)
-
-
-def _path_of(file: str) -> str:
-    """The path of a file in a folder; executors may work in another directory."""
-    path = commits.folder_named(file)
-    assert path is not None, f"not in a folder: {file}"
-    return str(path.absolute())
+    if is_here:
+        # Executors may work in another directory.
+        files = [str(path.absolute()) for path in map(commits.folder_named, files) if path is not None]
+    return partitions.stored(spark, files, shape, is_here=is_here)
 
 
 def of_pairs(values: Mapping[str, str]) -> str:
@@ -98,19 +93,20 @@ class Writer:
         self._store = store
         self._tables: dict[str, list[File]] = {}
         self.is_committing = False
-        self.horizon = self.before.horizon
 
-    def write(self, made: Made, name: str, *, by: Sequence[str] = (), folder: str = "") -> list[File]:
+    def write(self, made: Made, name: str, *, by: Sequence[str] = ()) -> list[File]:
         """Write rows to files of this run, which no table has yet; executors do if they reach the folder.
 
-        ``by``: "topic" or "journal", columns that part files further. ``folder``: where, if it is not the
-        table's own.
+        ``by``: "topic" or "journal", columns that part files further.
         """
-        below = f"{commits.folder_of(self.run)}/{folder or TABLES[name].path}"
         root = commits.folder_named(self.root)
         if root is None:
-            return self.write_frame(made.frame, below, by)
-        return made.write(root.resolve(), below, by)
+            return self.write_frame(made.frame, self._below(name), by)
+        return made.write(root.resolve(), self._below(name), by)
+
+    def _below(self, name: str) -> str:
+        """A new folder for files of a table."""
+        return f"{commits.folder_of(self.run)}/{name.replace('.', '/')}/{secrets.token_hex(4)}"
 
     def write_frame(self, frame: DataFrame, below: str, by: Sequence[str]) -> list[File]:
         """The same by Spark, to a folder below the root."""
@@ -133,7 +129,7 @@ class Writer:
 
     def write_rows(self, rows: Iterable[Row], name: str, *, by: Sequence[str] = ()) -> list[File]:
         """The same of a table that is small: the driver writes its files, without a query."""
-        below = f"{commits.folder_of(self.run)}/{TABLES[name].path}"
+        below = self._below(name)
         schema = to_arrow_schema(table_schema(name), timezone="UTC")
         columns = pa.schema([*schema, *(pa.field(key, pa.string()) for key in by)])
         batches = pa.Table.from_pylist(list(rows), columns).to_batches()
@@ -153,9 +149,9 @@ class Writer:
     def make(self, name: str, parts: Collection[Part], *mades: Made, more: Iterable[Row] = ()) -> None:
         """Write a table anew for ``parts``, and ``more`` rows; other days and pairs stay as they are."""
         files = self.carried(name, parts)
-        for number, made in enumerate(mades):
+        for made in mades:
             assert made.shape == table_schema(name), f"not the columns of {name}: {made.shape}"
-            files += self.write(made, name, folder=f"{TABLES[name].path}/{number}")
+            files += self.write(made, name)
         self.keep(name, [*files, *self.write_rows(more, name)])
 
     def carried(self, name: str, parts: Collection[Part]) -> list[File]:
@@ -183,7 +179,6 @@ class Writer:
             before=self.before.run,
             at=dt.datetime.now(dt.UTC),
             tables={**self.before.tables, **self._tables},
-            horizon=self.horizon,
         )
 
 
@@ -219,8 +214,7 @@ def compact(spark: SparkSession | None, root: str) -> int:
                 rows = stored_files(spark, writer.past, map(writer.past.path, of_group), shape)
                 # All have these keys, so one partition has them.
                 whole = queried(rows, ("day", "pair"), "FROM rows", shape)
-                written = writer.write(whole, name, folder=f"{TABLES[name].path}/{merged}")
-                kept += [group._replace(path=file.path) for file in written]
+                kept += [group._replace(path=file.path) for file in writer.write(whole, name)]
                 merged += len(of_group)
             writer.keep(name, kept)
         if merged:
@@ -235,12 +229,12 @@ def retain(spark: SparkSession | None, root: str, since: dt.date) -> int:
     """
     with writing(spark, root) as writer:
         old = {file.part for files in writer.before.tables.values() for file in files if file.day < since}
-        if old or since > writer.horizon:
-            writer.horizon = max(since, writer.horizon)
+        horizon = max(since, writer.before.horizon)
+        if old or horizon > writer.before.horizon:
             for name in writer.before.tables:
                 writer.keep(name, writer.carried(name, old))
             made = [one for one in writer.before.made if one.part not in old]
-            writer.commit(made=made, unmade=sorted({*writer.before.unmade} - old))
+            writer.commit(made=made, unmade=sorted({*writer.before.unmade} - old), horizon=horizon)
     return len(old)
 
 

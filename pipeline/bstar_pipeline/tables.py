@@ -15,22 +15,14 @@ nothing of Spark, so that anybody may read it; ``bstar_pipeline.store`` reads an
 import datetime as dt
 import re
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
     """One table. ``columns`` in Spark's DDL, without ``day`` and ``pair``, which all tables have."""
 
-    layer: Literal["bronze", "silver", "gold"]
-    name: str
     about: str
     columns: str
-
-    @property
-    def path(self) -> str:
-        """Below the root."""
-        return f"{self.layer}/{self.name}"
 
 
 def columns_of(table: Table) -> list[tuple[str, str]]:
@@ -48,35 +40,27 @@ def utc(at_us: int) -> dt.datetime:
 
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_TABLES = (
+TABLES: dict[str, Table] = {
     # bronze.records has one column for each field of bstar.records, made by bstar_pipeline.schema.
-    Table(
-        "bronze",
-        "records",
+    "bronze.records": Table(
         "Every record that the job could read, once. topic is requests, calls, executions, durables, or "
         "events (all other kinds).",
         "<fields of bstar.records>, time TIMESTAMP, file STRING, topic STRING",
     ),
-    Table(
-        "bronze",
-        "rejected",
+    "bronze.rejected": Table(
         "Every line that the job could not read, and the reason: unreadable, newer-version, or incomplete "
         "(a field is missing or has another type). day and pair come from the file's name, else they are "
         "1970-01-01 and unknown.",
         "file STRING, reason STRING, version INT, line STRING",
     ),
-    Table(
-        "bronze",
-        "files",
+    "bronze.files": Table(
         "One row for each file. state is whole (the last record tells the number of lines, and all are "
         "here), open (a process writes the file, or its writer was killed), truncated (a packed file "
         "without its end) or duplicate (other files have all its records).",
         "file STRING, node STRING, boot STRING, state STRING, lines BIGINT, rejected BIGINT, duplicates "
         "BIGINT, first_seq BIGINT, last_seq BIGINT, first_at_us BIGINT, last_at_us BIGINT",
     ),
-    Table(
-        "silver",
-        "runs",
+    "silver.runs": Table(
         "One row for each run of a process. offset_us turns its monotonic clock into the common timeline: "
         "it is the median of at - mono, so steps of the wall clock do not matter; processes of one machine "
         "share it. clock_off_us is what that clock was ahead of those of other machines, by the requests "
@@ -93,9 +77,7 @@ _TABLES = (
         "is_clean BOOLEAN, began_before BOOLEAN, records BIGINT, before BIGINT, missing BIGINT, "
         "conflicts BIGINT, dropped BIGINT, is_sampled BOOLEAN",
     ),
-    Table(
-        "silver",
-        "requests",
+    "silver.requests": Table(
         "One row for each request, by identity (client, number), from all its records. outcome is what its "
         "client got if the client keeps a journal, else the best outcome that a node recorded (null: "
         "only a worker recorded it). evidence has the bits 1 (a node's record), 2 (its client's) and 4 (a "
@@ -117,9 +99,7 @@ _TABLES = (
         "call_outcome STRING, call_total_us BIGINT, attempts INT, busy INT, is_idempotent BOOLEAN, "
         "bytes_in BIGINT, bytes_out BIGINT, reply_crc BIGINT, execution_crcs ARRAY<BIGINT>, weight DOUBLE",
     ),
-    Table(
-        "silver",
-        "durables",
+    "silver.durables": Table(
         "One row for each durable request, by its id (client) and its place in the order of submission. "
         "state is pending, answered, dead, cancelled, closed or forgotten, after the last step that a node "
         "recorded. given_at_us is when a node last gave it to a worker. stopped_at_us is when it was first "
@@ -131,9 +111,7 @@ _TABLES = (
         "last_at_us BIGINT, last_entry BIGINT, node STRING, attempts INT, retries INT, ends INT, "
         "fetches INT, answers ARRAY<BIGINT>, weight DOUBLE",
     ),
-    Table(
-        "silver",
-        "states",
+    "silver.states": Table(
         "Intervals of each node's state, in order, without gaps within a run. until_at_us is the next "
         "change, or the run's last sign of life. is_serving: the state is ACTIVE and the process was not "
         "away; the time of a stall is an interval of its own. text tells why the interval began. ended_by "
@@ -142,9 +120,7 @@ _TABLES = (
         "node STRING, boot STRING, state STRING, is_serving BOOLEAN, epoch BIGINT, since_at_us BIGINT, "
         "until_at_us BIGINT, event STRING, text STRING, ended_by STRING, votes BIGINT",
     ),
-    Table(
-        "gold",
-        "incidents",
+    "gold.incidents": Table(
         "What moved the role, ended a node, or left requests without an answer. kind is crash (killed, or "
         "gone without a word), both-crash (of both nodes within 10 s), stop (in good order), handover, pause "
         "(the process was away), partition (both nodes lived and did not hear each other), both-active, "
@@ -161,9 +137,7 @@ _TABLES = (
         "outage_at_us BIGINT, "
         "retried BIGINT, refused BIGINT, unknown BIGINT, affected BIGINT, cause STRING",
     ),
-    Table(
-        "gold",
-        "audit",
+    "gold.audit": Table(
         "One row for each finding. rule is lost, executed-twice, answered-twice, crossed, both-active, "
         "epoch-reused, stale-epoch, or of durable requests durable-lost, begun-after-end or answer-changed. "
         "verdict is violated, excused (the guarantees allow the repetition; such findings are counted, not "
@@ -172,9 +146,7 @@ _TABLES = (
         "rule STRING, verdict STRING, client STRING, number BIGINT, service STRING, node STRING, "
         "at_us BIGINT, duration_us BIGINT, count BIGINT, text STRING",
     ),
-    Table(
-        "gold",
-        "sketches",
+    "gold.sketches": Table(
         "Mergeable histograms of the requests that ended at a node, and of the calls that ended at a "
         "client: one row for each service, minute, outcome, measure (queued, busy, total of a node, call of "
         "a client) and bucket. Bucket b holds values in (G^(b-1), G^b] microseconds, see "
@@ -183,9 +155,7 @@ _TABLES = (
         "and no bucket.",
         "service STRING, minute TIMESTAMP, outcome STRING, measure STRING, bucket INT, weight DOUBLE",
     ),
-    Table(
-        "gold",
-        "objectives",
+    "gold.objectives": Table(
         "One row for each service and minute in which a request ended. counted is calls where clients of "
         "the service keep journals on that day (what clients saw), else requests (what nodes recorded). "
         "Then requests per second, the share of errors, the share of finished requests that were slower "
@@ -201,9 +171,7 @@ _TABLES = (
         "total_p95_us DOUBLE, total_p99_us DOUBLE, burn_rate DOUBLE, slow_burn_rate DOUBLE, burn_5m DOUBLE, "
         "burn_1h DOUBLE, burn_6h DOUBLE, alert STRING",
     ),
-    Table(
-        "gold",
-        "budgets",
+    "gold.budgets": Table(
         "One row for each service and day: its objectives, the day's figures, and how much of the error "
         "budget and of the budget of slow requests the period up to this day has used (1 = all). is_kept: "
         "neither budget is overdrawn. counted is that of gold.objectives on that day. The period is as long "
@@ -212,9 +180,7 @@ _TABLES = (
         "requests DOUBLE, errors DOUBLE, slow DOUBLE, period_requests DOUBLE, period_errors DOUBLE, "
         "period_slow DOUBLE, budget_used DOUBLE, slow_budget_used DOUBLE, is_kept BOOLEAN",
     ),
-    Table(
-        "gold",
-        "capacity",
+    "gold.capacity": Table(
         "One row for each service and hour in which a node served it: workers, their credit (requests at "
         "once), the share of the credit in use in the hour and in its worst interval, accepted requests per "
         "second, the queue and its growth. trend_per_day is the slope of a straight line through the "
@@ -224,9 +190,7 @@ _TABLES = (
         "peak_utilisation DOUBLE, arrivals_per_s DOUBLE, queued_mean DOUBLE, queued_max BIGINT, "
         "queue_growth_per_s DOUBLE, trend_per_day DOUBLE, saturates_at TIMESTAMP",
     ),
-    Table(
-        "gold",
-        "clients",
+    "gold.clients": Table(
         "One row for each client and day: its requests, how often it sent one again, its share of all "
         "requests and its busiest minute. The figures come from its own journal if it keeps one (node names "
         "it), else from the nodes' records (node and busy are null). Durable requests "
@@ -237,7 +201,5 @@ _TABLES = (
         "retries BIGINT, busy BIGINT, bytes_in BIGINT, bytes_out BIGINT, share DOUBLE, "
         "peak_per_s DOUBLE, total_p99_us DOUBLE, is_flooding BOOLEAN, is_retrying BOOLEAN",
     ),
-)
-
-TABLES: dict[str, Table] = {f"{table.layer}.{table.name}": table for table in _TABLES}
+}
 """Every table by ``layer.name``."""

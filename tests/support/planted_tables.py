@@ -28,8 +28,7 @@ _TYPES = {
 
 def save(root: Path, name: str, rows: list[dict[str, Any]], *, lacks: frozenset[str] = frozenset()) -> None:
     """Commit one table as a run would, but in milliseconds; ``lacks``: columns that its files do not have."""
-    table = TABLES[name]
-    columns = columns_of(table)
+    columns = columns_of(TABLES[name])
     schema = pa.schema([(column, _TYPES[kind]) for column, kind in columns if column not in lacks])
     store, files = commits.Folder(root), []
     before, run = (
@@ -40,7 +39,7 @@ def save(root: Path, name: str, rows: list[dict[str, Any]], *, lacks: frozenset[
         chosen = [row for row in rows if (row.get("day", DAY), row.get("pair", "orders")) == (day, pair)]
         plain = [{**row, "day": day, "pair": pair} for row in chosen]
         assert not {key for row in plain for key in row} - set(schema.names)
-        path = f"{commits.folder_of(run)}/{table.path}/{day} {pair.encode().hex()}.parquet"
+        path = f"{commits.folder_of(run)}/{name.replace('.', '/')}/{day} {pair.encode().hex()}.parquet"
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(plain, schema=schema), root / path)
         files.append(commits.File(day, pair, path))

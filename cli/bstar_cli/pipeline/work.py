@@ -37,7 +37,7 @@ def tables(
                 {
                     "table": key,
                     "about": table.about,
-                    "path": table.path,
+                    "path": key.replace(".", "/"),
                     "columns": [{"name": column, "type": kind} for column, kind in columns_of(table)],
                 }
             )
