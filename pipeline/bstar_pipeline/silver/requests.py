@@ -71,32 +71,32 @@ WITH timed AS (
     SELECT rows.*, offset_us, mono + offset_us AS end_us,
         mono + offset_us - if(topic = 'executions', busy_us, total_us) AS began_us,
         make_timestamp("at" - clock_off_us)::DATE AS day,
+        topic = 'requests' AS is_node, topic = 'calls' AS is_call, topic = 'executions' AS is_run,
         if(starts_with(client, 'mdp-'), boot, NULL) AS apart
     FROM rows JOIN runs USING (pair, boot, node)
 ),
 grouped AS (
     SELECT pair, client, number, apart, max(day) AS day,
         max({_packed(*_NODE, rank=_RANK, before_us="-end_us")})
-            FILTER (topic = 'requests') AS n,
-        max({_packed(*_CALL)}) FILTER (topic = 'calls') AS c,
-        max({_packed(*_EXECUTION, before_us="-end_us")}) FILTER (topic = 'executions') AS x,
-        min(began_us) FILTER (topic = 'requests') AS node_began_us,
-        min(began_us) FILTER (topic = 'executions') AS run_began_us,
-        count(*) FILTER (topic = 'requests') AS node_records,
-        count(*) FILTER (topic = 'requests' AND outcome IN {FINISHED}) AS answers,
-        count(*) FILTER (topic = 'requests' AND outcome = 'failed') AS failures,
-        count(*) FILTER (topic = 'requests' AND outcome = 'returned') AS returned,
-        sum(deliveries) FILTER (topic = 'requests' AND outcome <> 'late') AS deliveries,
-        count(*) FILTER (topic = 'executions') AS executions,
-        count(*) FILTER (topic = 'executions' AND NOT is_repeated) AS unmarked,
+            FILTER (is_node) AS n,
+        max({_packed(*_CALL)}) FILTER (is_call) AS c,
+        max({_packed(*_EXECUTION, before_us="-end_us")}) FILTER (is_run) AS x,
+        min(began_us) FILTER (is_node) AS node_began_us,
+        min(began_us) FILTER (is_run) AS run_began_us,
+        count(*) FILTER (is_node) AS node_records,
+        count(*) FILTER (is_node AND outcome IN {FINISHED}) AS answers,
+        count(*) FILTER (is_node AND outcome = 'failed') AS failures,
+        count(*) FILTER (is_node AND outcome = 'returned') AS returned,
+        sum(deliveries) FILTER (is_node AND outcome <> 'late') AS deliveries,
+        count(*) FILTER (is_run) AS executions,
+        count(*) FILTER (is_run AND NOT is_repeated) AS unmarked,
         max({_packed("began_us", "offset_us")})
-            FILTER (topic = 'executions' AND NOT is_repeated) AS last_unmarked,
-        min({_packed("end_us", "offset_us")}) FILTER (topic = 'executions' AND is_repeated) AS first_marked,
-        count(*) FILTER (topic = 'calls') AS calls,
+            FILTER (is_run AND NOT is_repeated) AS last_unmarked,
+        min({_packed("end_us", "offset_us")}) FILTER (is_run AND is_repeated) AS first_marked,
+        count(*) FILTER (is_call) AS calls,
         coalesce(bool_or(is_repeated), false) AS is_repeated,
         max(weight) AS weight,
-        coalesce(list_sort(list(DISTINCT reply_crc)
-            FILTER (topic = 'executions' AND reply_crc IS NOT NULL)), []) AS execution_crcs
+        list(reply_crc) FILTER (is_run AND reply_crc IS NOT NULL) AS crcs
     FROM timed GROUP BY pair, client, number, apart
 )
 SELECT client, number,
@@ -115,6 +115,7 @@ SELECT client, number,
     calls, c.outcome AS call_outcome, c.total_us AS call_total_us, c.attempts, c.busy, c.is_idempotent,
     coalesce(n.bytes_in, c.bytes_in, x.bytes_in) AS bytes_in,
     coalesce(n.bytes_out, c.bytes_out, x.bytes_out) AS bytes_out,
-    c.reply_crc, execution_crcs, weight, day, pair
+    c.reply_crc, if(len(crcs) > 1, list_sort(list_distinct(crcs)), coalesce(crcs, [])) AS execution_crcs,
+    weight, day, pair
 FROM grouped
 """  # noqa: S608 - all that is put in are names of columns, and outcomes
