@@ -14,9 +14,7 @@ One run writes at a time. On a file system a lock refuses the second one at its 
 lock of a killed process. In other stores the later of two is refused when it commits (``Folder.locked``).
 
 Files stay for ``KEEP`` after the last commit that names them was current: a reader has that long
-(``sweep``).
-
-This module imports nothing of Spark. ``bstar_pipeline.store`` reads and writes the tables.
+(``sweep``). ``bstar_pipeline.store`` reads and writes the tables; this module imports nothing of Spark.
 """
 
 import datetime as dt
@@ -25,7 +23,7 @@ import os
 import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -57,8 +55,8 @@ Part = tuple[dt.date, str]
 class File(NamedTuple):
     """A file of a table: all its rows are of one day and pair. ``path`` is below the root.
 
-    ``topic``: of bronze.records, the topic of all its rows. ``journal``: the digest of the journal that all
-    its rows are of (``digest_of``) if that was open when it was read, else any other word.
+    ``topic``: of bronze.records, the topic of all its rows. ``journal``: ``journal_of`` the journal that all
+    its rows are of.
     """
 
     day: dt.date
@@ -112,6 +110,11 @@ class Manifest(msgspec.Struct, frozen=True):
     horizon: dt.date = dt.date.min
     version: int = VERSION
 
+    @property
+    def paths(self) -> set[str]:
+        """Of all files."""
+        return {file.path for files in self.tables.values() for file in files}
+
 
 class _Pointer(msgspec.Struct, frozen=True):
     run: str
@@ -146,22 +149,17 @@ class Folder:
 
     def files(self, folder: str) -> list[str]:
         """Every file below a folder."""
-        return [
-            str(Path(where, name).relative_to(self._root))
-            for where, _, names in os.walk(self._root / folder)
-            for name in sorted(names)
-        ]
+        found = (path for path in (self._root / folder).rglob("*") if path.is_file())
+        return sorted(str(path.relative_to(self._root)) for path in found)
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove these files, and folders that become empty."""
+        """Remove these files, and the folders of runs that are empty then."""
         for path in paths:
-            file = self._root / path
-            file.unlink(missing_ok=True)
-            for folder in file.parents:
-                if folder == self._root or (folder.exists() and any(folder.iterdir())):
-                    break
-                if folder.exists():
-                    folder.rmdir()
+            (self._root / path).unlink(missing_ok=True)
+        for folder, _, _ in os.walk(self._root / RUNS, topdown=False):
+            # One that is not empty stays.
+            with suppress(OSError):
+                Path(folder).rmdir()
 
     def settle(self, paths: Iterable[str]) -> None:
         """Return when these files survive a loss of power."""
@@ -227,14 +225,10 @@ def open_snapshot(store: Folder, root: str) -> Snapshot:
     return Snapshot(root, found)
 
 
-def digest_of(journal: str) -> str:
-    """A name for a journal that a folder can have."""
-    return hashlib.md5(journal.encode(), usedforsecurity=False).hexdigest()
-
-
 def journal_of(path: str) -> str:
-    """``File.journal`` of what is read of this journal."""
-    return digest_of(path) if path.endswith(OPEN) else "sealed"
+    """``File.journal`` of what is read of this journal: a name that a folder can have."""
+    is_open = path.endswith(OPEN)
+    return hashlib.md5(path.encode(), usedforsecurity=False).hexdigest() if is_open else "sealed"
 
 
 def current(store: Folder, root: str) -> Manifest | None:
@@ -292,19 +286,9 @@ def new_run(now: dt.datetime) -> str:
     return f"{now:%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(4)}"
 
 
-def began_at(run: str) -> dt.datetime:
-    """When a run began, by its name."""
-    return dt.datetime.strptime(run.partition("-")[0], "%Y%m%dT%H%M%S.%fZ").replace(tzinfo=dt.UTC)
-
-
 def commit(store: Folder, root: str, manifest: Manifest) -> None:
     """Make a run the current one. Raises ConfigurationError if another run was committed since it began."""
-    store.settle(
-        file.path
-        for of_table in manifest.tables.values()
-        for file in of_table
-        if run_at(file.path) == manifest.run
-    )
+    store.settle(path for path in manifest.paths if run_at(path) == manifest.run)
     store.put(manifest_of(manifest.run), msgspec.json.encode(manifest))
     now = store.get(POINTER)
     newest = "" if now is None else _decoded(now, _Pointer, f"{root}/{POINTER}").run
@@ -324,18 +308,13 @@ def sweep(store: Folder, root: str, now: dt.datetime) -> None:
     """
     newest = current(store, root) or NOTHING
     needed: set[str] = set()
-    found: Manifest | None = newest
-    until = now
-    while found is not None and until >= now - KEEP:
-        needed.add(manifest_of(found.run))
-        needed.update(file.path for of_table in found.tables.values() for file in of_table)
+    found, until = newest, now
+    while until >= now - KEEP:
+        needed |= {manifest_of(found.run), *found.paths}
         until = found.at
-        found = manifest_at(store, root, found.before)
-    store.remove(
-        path
-        for path in store.files(RUNS)
-        if path not in needed and (run_at(path) <= newest.run or began_at(run_at(path)) < now - _ABANDONED)
-    )
+        found = manifest_at(store, root, found.before) or NOTHING
+    last = max(newest.run, new_run(now - _ABANDONED))
+    store.remove(path for path in store.files(RUNS) if path not in needed and run_at(path) <= last)
 
 
 def folder_named(root: str) -> Path | None:

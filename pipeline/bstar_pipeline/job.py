@@ -374,27 +374,21 @@ def _made(job: _Job) -> list[commits.Made]:
 
 def _summary(job: _Job, manifest: Manifest, since: dt.date | None, read: int) -> Summary:
     made = [one for one in manifest.made if since is None or one.day >= since]
-
-    def added(what: str) -> dict[str, int]:
-        return dict(sum((Counter(getattr(one, what)) for one in made), Counter[str]()))
-
+    counts: dict[str, Any] = {}
+    for what, _, key, _ in _COUNTED:
+        every = [getattr(one, what) for one in made]
+        counts[what] = sum(every) if key == "''" else dict(sum(map(Counter, every), Counter()))
     return Summary(
         root=job.writer.root,
         run=manifest.run,
         read=read,
         made=tuple(sorted(job.scope)),
         parts=tuple(one.part for one in made if one.records),
-        records=sum(one.records for one in made),
-        requests=sum(one.requests for one in made),
-        duplicates=sum(one.duplicates for one in made),
-        files=added("files"),
-        rejected=added("rejected"),
-        incidents=added("incidents"),
-        findings=added("findings"),
         engine="local" if job.spark is None else "spark",
         version=f"DuckDB {duckdb.__version__}" if job.spark is None else f"Spark {job.spark.version}",
         steps=job.took(),
         took_s=time.monotonic() - job.began,
+        **counts,
     )
 
 
@@ -405,7 +399,7 @@ def _bronze(job: _Job, inputs: Sequence[str], found: _Came, since: dt.date | Non
     # What a file that was open had goes, if that file has grown, or is sealed and so another one by its name.
     sealed = {path.removesuffix(".gz") for path in journals if not path.endswith(OPEN)}
     again = {
-        commits.digest_of(path)
+        commits.journal_of(path)
         for path in before.read
         if path.endswith(OPEN) and (path in new or path.removesuffix(OPEN) in sealed)
     }
@@ -413,15 +407,14 @@ def _bronze(job: _Job, inputs: Sequence[str], found: _Came, since: dt.date | Non
         name: [file for file in before.tables.get(name, []) if file.journal not in again] for name in _BRONZE
     }
     came = _sorted_out(job, lines, new, kept["bronze.records"]) if new else {}
+    changed = {}
     for name in _BRONZE:
-        writer.keep(name, [*kept[name], *came.get(name, [])])
+        files = [*kept[name], *came.get(name, [])]
+        writer.keep(name, files)
+        changed[name] = {file.part for file in {*before.tables.get(name, [])} ^ {*files}}
     records = writer.tables.manifest.tables["bronze.records"]
     if not records:
         raise ConfigurationError(f"no record in the journals at {', '.join(inputs)}: {_why(job)}")
-    changed = {
-        name: {file.part for file in {*before.tables.get(name, [])} ^ {*writer.tables.manifest.tables[name]}}
-        for name in _BRONZE
-    }
     touched = changed["bronze.records"] | {*before.unmade}
     parts = {file.part for file in records}
     # A request of the last hour of a day may end on the next one.
@@ -433,8 +426,8 @@ def _bronze(job: _Job, inputs: Sequence[str], found: _Came, since: dt.date | Non
         if since is None or day >= since:
             firsts[pair] = min(day, firsts.get(pair, day))
     # A day that has no record any more is made empty.
-    candidates = touched | parts
-    job.scope = frozenset(part for part in candidates if firsts.get(part[1], dt.date.max) <= part[0])
+    every = touched | parts
+    job.scope = frozenset(part for part in every if firsts.get(part[1], dt.date.max) <= part[0])
     job.unmade = frozenset(touched - job.scope)
     job.seen = job.scope.union(*changed.values())
     of_scope = [file for file in records if file.part in job.scope]
@@ -445,8 +438,7 @@ def _bronze(job: _Job, inputs: Sequence[str], found: _Came, since: dt.date | Non
 
 def _context(job: _Job, records: Sequence[File], firsts: Mapping[str, dt.date]) -> None:
     """What the days before the scope say of its processes and requests."""
-    parts = {file.part for file in records}
-    job.past = frozenset(part for part in parts if firsts.get(part[1], dt.date.min) > part[0])
+    job.past = frozenset(file.part for file in records if file.day < firsts.get(file.pair, dt.date.min))
     job.near = frozenset(part for part in job.past if firsts[part[1]] - part[0] <= _CONTEXT)
     older = [file for file in records if file.part in job.near]
     if not older:
@@ -515,14 +507,15 @@ def _note_times(job: _Job, ranges: Rows) -> None:
 def _why(job: _Job) -> str:
     """Why there is no record in what was read."""
     rows = store.stored(job.spark, job.writer.tables, "bronze.rejected").take("reason", "1 AS count")
-    counted = 'SELECT reason, sum("count")::BIGINT AS "count" FROM rows GROUP BY reason'
-    rejected = {row["reason"]: row["count"] for row in queried(rows, (), counted).summed(counted)}
-    if not rejected:
-        if job.writer.before.horizon > dt.date.min:
-            return f"no record is of {job.writer.before.horizon} or later, and earlier days were taken out"
-        return "the files are empty"
-    counts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(rejected.items()))
-    return f'none of their lines is one: {counts}. See docs/pipeline.md, "How lines are read"'
+    query = 'SELECT reason, sum("count")::BIGINT AS "count" FROM rows GROUP BY reason ORDER BY reason'
+    rejected = queried(rows, (), query).summed(query)
+    if rejected:
+        counts = ", ".join(f"{row['count']:,} {row['reason']}" for row in rejected)
+        return f'none of their lines is one: {counts}. See docs/pipeline.md, "How lines are read"'
+    horizon = job.writer.before.horizon
+    if horizon > dt.date.min:
+        return f"no record is of {horizon} or later, and earlier days were taken out"
+    return "the files are empty"
 
 
 def _with_right_clocks(

@@ -1,7 +1,6 @@
 """The Spark session that the pipeline's commands and tests use: found Java, sane settings, any master.
 
-With ``remote`` it is a Spark Connect session, otherwise a classic one with a driver in this process. The
-pipeline itself uses the DataFrame API only and never asks which of the two it was given.
+With ``remote`` it is a Spark Connect session, otherwise a classic one with a driver in this process.
 """
 
 import os
@@ -62,6 +61,7 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # is spilled.
 _LOCAL_PARTITIONS = 32
 _DRIVER_MEMORY_MAX = 4 << 30
+# Spark's own default.
 _DRIVER_MEMORY_MIN = 1 << 30
 _JAVA_TIMEOUT_S = 30
 
@@ -73,10 +73,7 @@ def java_path() -> str | None:
 
 
 def find_java() -> str:
-    """The Java that Spark will use, of JAVA_HOME or the PATH.
-
-    Raises ConfigurationError, which says what to do, if it is missing or too old.
-    """
+    """The same; raises ConfigurationError, which says what to do, if it is missing or too old."""
     java = java_path()
     if java is None:
         raise ConfigurationError(f"no java on the PATH, and JAVA_HOME is not set. {_HOW}")
@@ -111,10 +108,6 @@ def open_session(
 ) -> SparkSession:
     """A session, the one there is already if there is one.
 
-    A driver started here gets half of this machine's (or container's) memory, at most 4 GB, at least Spark's
-    own default of 1 GB; SPARK_DRIVER_MEMORY, ``spark.driver.memory`` and spark-submit's --driver-memory say
-    otherwise.
-
     ``master`` as spark-submit takes it ("local[4]", "spark://host:7077", "yarn"); None: what spark-submit or
     the configuration says, else all cores of this machine. ``remote``: a Spark Connect address ("sc://host",
     or "local[2]", which starts a server of its own). ``settings`` override everything. ``is_small``: there is
@@ -130,15 +123,14 @@ def open_session(
         find_java()
         # Executors on this machine run the interpreter that runs now, not the first on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        # A default that gives way to everything else that can say it.
+        # spark.driver.memory and spark-submit's --driver-memory say otherwise.
         os.environ.setdefault("SPARK_DRIVER_MEMORY", f"{_driver_memory() >> 20}m")
         # With two collectors chosen Java does not start.
         if _JAVA_OPTIONS not in (settings or {}):
             os.environ.setdefault(OPTIONS, f"{jvm or (SMALL_JVM if is_small else JVM)} {java_options}")
     if master is not None:
         builder = builder.master(master)
-    for key, value in {**_defaults(master, remote, is_small), **(settings or {})}.items():
-        builder = builder.config(key, value)
+    builder = builder.config(map={**_defaults(master, remote, is_small), **(settings or {})})
     with warnings.catch_warnings():
         if remote is not None and starts_driver(remote):
             # What the server started with is set once more on the session, and refused: it has it already.

@@ -76,14 +76,12 @@ def _wanted(entries: Iterable[tuple[str, Path]]) -> Iterator[tuple[str, Path]]:
             yield name, file
 
 
-def _distributions() -> list[str]:
+def _distributions() -> set[str]:
     """What bstar and its command need, with what that needs, and so on."""
-    found: dict[str, None] = {}
-    needed = [*_needs("bstar", extra="server"), *_ALSO]
+    found: set[str] = set()
+    needed = {*_needs("bstar", extra="server"), *_ALSO}
     while needed:
         name = needed.pop()
-        if name in found:
-            continue
         try:
             needs = _needs(name)
         except metadata.PackageNotFoundError:
@@ -93,9 +91,9 @@ def _distributions() -> list[str]:
                 ) from None
             # Of another platform or version of Python: bstar runs here without it.
             continue
-        found[name] = None
-        needed += needs
-    return list(found)
+        found.add(name)
+        needed |= {*needs} - found
+    return found
 
 
 def _needs(name: str, *, extra: str = "") -> list[str]:

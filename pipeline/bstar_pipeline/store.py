@@ -1,7 +1,6 @@
 """The tables on disk, as both engines read and write them: Parquet files that a run's manifest names.
 
-``Writer`` is a run that writes. Each table goes to the run's own folder, one or more files for each day and
-pair; ``day`` and ``pair`` are columns of the files, so a list of files is all that a reader needs. What
+``day`` and ``pair`` are columns of the files, so a list of files is all that a reader needs. What
 ``bstar_pipeline.commits`` says about runs and the pointer holds for every storage; the small files go through
 a ``Folder`` of this machine, or what the driver's Hadoop connectors know (s3a, hdfs, …).
 """

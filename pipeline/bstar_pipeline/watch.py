@@ -62,25 +62,22 @@ def watch(
     Raises as ``job.run`` does in the first run. What a later one raises for want of journals, or because
     another process writes the tables, is reported, and the next one tries again.
     """
-    before, problem = _now(spark, root), ""
-    is_first = True
+    before, problem = _now(spark, root), None
     while True:
         began = time.monotonic()
         try:
             summary = job.run(spark, inputs, root, slo=slo)
-            problem = ""
+            problem, after = "", _now(spark, root)
+            if after.manifest.run != before.manifest.run and summary.read:
+                for line in _told(spark, summary, before, after):
+                    tell(line)
+            before = after
         except ConfigurationError as error:
-            if is_first:
+            if problem is None:
                 raise
             if str(error) != problem:
                 problem = str(error)
                 tell(problem)
-        else:
-            after = _now(spark, root)
-            if after.manifest.run != before.manifest.run and summary.read:
-                _tell(spark, summary, before, after, tell)
-            before = after
-        is_first = False
         if is_stopping.wait(max(0.0, began + interval_s - time.monotonic())):
             return
 
@@ -107,16 +104,11 @@ def _now(spark: SparkSession | None, root: str) -> Snapshot:
     return Snapshot(root, current(store.open_store(spark, root), root) or NOTHING)
 
 
-def _tell(
-    spark: SparkSession | None,
-    summary: Summary,
-    before: Snapshot,
-    after: Snapshot,
-    tell: Callable[[str], None],
-) -> None:
+def _told(spark: SparkSession | None, summary: Summary, before: Snapshot, after: Snapshot) -> Iterator[str]:
+    """What a watch says of a run."""
     counts = ", ".join(f"{number:,} {kind}" for kind, number in sorted(summary.incidents.items()))
     files = f"{summary.read:,} file{'' if summary.read == 1 else 's'}"
-    tell(
+    yield (
         f"{summary.run.partition('-')[0]}: {files} read, {summary.requests:,} requests, "
         f"incidents: {counts or 'none'}, audit: {summary.verdict}"
     )
@@ -124,9 +116,9 @@ def _tell(
     news = sorted(found.keys() - known.keys())
     for at_us, kind, who in news[:NEWS_MAX]:
         at = f"{utc(at_us):%Y-%m-%d %H:%M:%S.%f}"[:-3]
-        tell(f"  {at} {kind} {who}: {found[at_us, kind, who]}")
+        yield f"  {at} {kind} {who}: {found[at_us, kind, who]}"
     if len(news) > NEWS_MAX:
-        tell(f"  and {len(news) - NEWS_MAX:,} more: bstar pipeline incidents and audit list all")
+        yield f"  and {len(news) - NEWS_MAX:,} more: bstar pipeline incidents and audit list all"
 
 
 def _news(

@@ -4,9 +4,7 @@ import typer
 
 from bstar_cli.options import grouped
 from bstar_cli.pipeline.answers import audit, incidents, objectives, report
-from bstar_cli.pipeline.jobs import compact, retain, run
-from bstar_cli.pipeline.watch import watch
-from bstar_cli.pipeline.work import tables
+from bstar_cli.pipeline.jobs import compact, retain, run, tables, watch
 
 __all__ = ["pipeline"]
 

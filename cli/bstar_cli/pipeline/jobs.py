@@ -1,4 +1,4 @@
-"""``bstar pipeline run``: journals become tables."""
+"""``bstar pipeline run``, ``watch``, ``compact``, ``retain`` and ``tables``: journals become tables."""
 
 import dataclasses
 import datetime as dt
@@ -8,10 +8,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from bstar.base.printable import printable
 from bstar.errors import ConfigurationError
 from bstar_cli.pipeline.spark import JsonOption, RootArgument, SparkOptions, print_json, print_table
 from bstar_cli.terminal import sentence
 from bstar_pipeline.amounts import of_journals, of_tables
+from bstar_pipeline.tables import TABLES, columns_of
+
+# A line of watch names services, workers and texts of others.
+_LINE_CHARS_MAX = 2_000
 
 InputsArgument = Annotated[
     list[str], typer.Argument(metavar="INPUT…", help="Directories of journals, or files: any paths of Spark.")
@@ -111,6 +116,49 @@ def run(
     talk.print(sentence(f"next: bstar pipeline report {summary.root} --out report.html"))
 
 
+def watch(
+    inputs: InputsArgument,
+    out: OutOption,
+    objectives: ObjectivesOption = None,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0, metavar="SECONDS", help="From one look to the next.")
+    ] = 10.0,
+    *,
+    spark: SparkOptions,
+) -> None:
+    """Keep the tables up to date while journals are written, and tell what is new.
+
+    Each look is a bstar pipeline run: the tables are the same, and another run, compact or retain may come in
+    between. Killed at any moment, it goes on when it is started again. Ctrl-C or SIGTERM ends it after the
+    look under way, a second one at once.
+
+    Exit codes: 0 ended by a signal; 2 wrong usage, or no journal; 5 Spark failed; 130 interrupted at once.
+
+    Examples:
+
+        bstar pipeline watch /var/lib/bstar/journal --out tables --objectives slo.yml
+
+        bstar pipeline watch '/journals/*' --out tables --interval 60
+    """
+    with spark.session("watch", lambda: of_journals(inputs, out)) as (session, tell):
+        from bstar_pipeline import slo
+        from bstar_pipeline.watch import stopped_by_signals
+        from bstar_pipeline.watch import watch as keep_watch
+
+        promises = None if objectives is None else slo.load(objectives)
+        tell("watching")
+        with stopped_by_signals() as is_stopping:
+            keep_watch(
+                session,
+                inputs,
+                out,
+                slo=promises,
+                interval_s=interval,
+                is_stopping=is_stopping,
+                tell=lambda line: typer.echo(printable(line, _LINE_CHARS_MAX)),
+            )
+
+
 def compact(root: RootArgument, *, spark: SparkOptions) -> None:
     """Put the small files that many runs left together: one for each day and pair of a table.
 
@@ -158,6 +206,44 @@ def retain(
         tell("leaving out old days")
         gone = store.retain(session, root, first_day)
     typer.echo(f"{gone:,} days and pairs were taken out")
+
+
+def tables(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[TABLE]", help="Only this one, with each of its columns.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell what tables the pipeline writes, and their columns.
+
+    Needs no Spark. Each file of a table is of one day (UTC) and pair.
+
+    Exit codes: 0 printed; 2 there is no such table.
+
+    Examples:
+
+        bstar pipeline tables
+
+        bstar pipeline tables gold.incidents
+    """
+    if name is not None and name not in TABLES:
+        raise ConfigurationError(f"there is no table {name}; there are {', '.join(TABLES)}")
+    chosen = TABLES if name is None else {name: TABLES[name]}
+    if as_json:
+        for key, table in chosen.items():
+            print_json(
+                {
+                    "table": key,
+                    "about": table.about,
+                    "path": key.replace(".", "/"),
+                    "columns": [{"name": column, "type": kind} for column, kind in columns_of(table)],
+                }
+            )
+    elif name is None:
+        print_table(["table", "about"], [[key, table.about] for key, table in chosen.items()])
+    else:
+        typer.echo(f"{TABLES[name].about}\n")
+        print_table(["column", "type"], columns_of(TABLES[name]))
 
 
 def _day_of(text: str | None) -> dt.date | None:
