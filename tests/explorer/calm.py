@@ -8,7 +8,7 @@ been seen before. It is asked twice: with the words read first, and with the cli
 
 from __future__ import annotations
 
-from explorer.canonical import canonical
+from explorer.canonical import Forms
 from explorer.model import FROZEN, HEAL, TICK, UNBOUNDED, Action, Budget, Model, Situation, may_vote, serves
 
 # No faults, but workers that tell what they know.
@@ -23,21 +23,24 @@ _ORDER = ("end", "start", "connect", "timer", "stray", "hear", "learn")
 class Calm:
     """The fault-free future of situations, each looked up once."""
 
-    def __init__(self, model: Model, *, are_clients_first: bool) -> None:
+    def __init__(self, model: Model, forms: Forms) -> None:
         self.model = model
-        self.are_clients_first = are_clients_first
-        self._settles_in: dict[Situation, int | None] = {}
+        self._forms = forms
+        # By whether the clients are first.
+        self._settles_in: tuple[dict[Situation, int | None], ...] = ({}, {})
+        # What is left when all that can happen within a tick has happened.
+        self._rests: dict[Situation, Situation] = {}
 
-    def settles_in(self, mended: Situation) -> int | None:
+    def settles_in(self, mended: Situation, *, are_clients_first: bool) -> int | None:
         """After how many ticks exactly one node serves and nothing changes any more; None if never."""
         path: list[Situation] = []
         places: dict[Situation, int] = {}
         now = mended
-        known = self._settles_in
+        known = self._settles_in[are_clients_first]
         while now not in known and now not in places:
             places[now] = len(path)
             path.append(now)
-            now = self._canonical(self._round(now))
+            now = self._forms[self._round(now, are_clients_first=are_clients_first)]
             if len(path) > _TICKS_MAX:
                 known[now] = None
         if now in known:
@@ -63,30 +66,35 @@ class Calm:
             process = situation.processes[who]
             if process.life == FROZEN:
                 situation = self.model.next(situation, ("thaw", who, 0))
-        return self._canonical(situation)
-
-    def _canonical(self, situation: Situation) -> Situation:
-        return canonical(situation, self.model.configuration)
+        return self._forms[situation]
 
     def _is_settled(self, cycle: list[Situation]) -> bool:
         # An activation would raise an epoch: in a cycle there is none.
         serving = {tuple(serves(process) for process in each.processes) for each in cycle}
         return serving in ({(True, False)}, {(False, True)})
 
-    def _round(self, situation: Situation) -> Situation:
+    def _round(self, situation: Situation, *, are_clients_first: bool) -> Situation:
         """One tick."""
-        if self.are_clients_first:
-            situation = self._ask(situation)
-        for _ in range(_STEPS_MAX):
+        if are_clients_first:
+            situation = self._rest(self._ask(situation))
+        else:
+            situation = self._ask(self._rest(situation))
+        return self.model.next(situation, TICK)
+
+    def _rest(self, situation: Situation) -> Situation:
+        """Let happen what can happen within the tick."""
+        path: list[Situation] = []
+        while (rest := self._rests.get(situation)) is None:
+            path.append(situation)
             action = self._what_is_next(situation)
             if action is None:
+                rest = situation
                 break
+            assert len(path) < _STEPS_MAX, f"within one tick there is no end of it: {situation}"
             situation = self.model.next(situation, action)
-        else:
-            raise AssertionError(f"within one tick there is no end of it: {situation}")
-        if not self.are_clients_first:
-            situation = self._ask(situation)
-        return self.model.next(situation, TICK)
+        for each in path:
+            self._rests[each] = rest
+        return rest
 
     def _ask(self, situation: Situation) -> Situation:
         """A client asks each node."""

@@ -12,8 +12,24 @@ from __future__ import annotations
 from explorer.memory import NOBODY, Memory, Waits, Word
 from explorer.model import FROZEN, Configuration, Line, Process, Situation
 
+# Situations of which the form is remembered. Most are reached again soon or not at all.
+_REMEMBERED_MAX = 500_000
 _Words = tuple[tuple[int, Word], ...]
 _Seqs = dict[int, dict[int, int]]
+
+
+class Forms(dict[Situation, Situation]):
+    """The form of each situation, remembered: actions that commute lead to one situation by many ways."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        super().__init__()
+        self._configuration = configuration
+
+    def __missing__(self, situation: Situation) -> Situation:
+        if len(self) >= _REMEMBERED_MAX:
+            self.clear()
+        form = self[situation] = canonical(situation, self._configuration)
+        return form
 
 
 def canonical(situation: Situation, configuration: Configuration) -> Situation:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from bstar.star import StarMachine
 from explorer.calm import CALM, Calm
-from explorer.canonical import canonical
+from explorer.canonical import Forms
 from explorer.memory import Vessels
 from explorer.model import Action, Configuration, Finding, Model, Situation
 
@@ -64,8 +64,8 @@ class _Search:
             float(configuration.timeout), machine_class, timeout_max_s=float(configuration.timeout_max)
         )
         self.model = Model(configuration, self.vessels)
-        calm_model = Model(configuration, self.vessels)
-        self.calms = [Calm(calm_model, are_clients_first=first) for first in (False, True)]
+        self.forms = Forms(configuration)
+        self.calm = Calm(Model(configuration, self.vessels), self.forms)
         self.numbers: dict[Situation, int] = {}
         self.futures: set[Situation] = set()
         self.parents: list[int] = []
@@ -90,9 +90,9 @@ class _Search:
             return
         self.futures.add(future)
         limit = self.configuration.calm_ticks_max
-        mended = self.calms[0].mend(future)
-        for calm in self.calms:
-            ticks = calm.settles_in(mended)
+        mended = self.calm.mend(future)
+        for are_clients_first in (False, True):
+            ticks = self.calm.settles_in(mended, are_clients_first=are_clients_first)
             if ticks is None:
                 self.note(Finding.STUCK, "never", number)
             elif ticks > limit:
@@ -128,26 +128,25 @@ def _visit(
     first = model.beginning()
     for action in configuration.prefix:
         first = model.next(first, action)
-    first = canonical(first, configuration)
-    search.numbers[first] = 0
+    first, numbers = search.forms[first], search.numbers
+    numbers[first] = 0
     search.parents.append(0)
     search.actions.append(None)
     frontier = [first]
     while frontier and not outcome.violations and outcome.states < states_max:
         following: list[Situation] = []
         for situation in frontier:
-            number = search.numbers[situation]
+            number = numbers[situation]
             outcome.states += 1
             search.check_calm(situation, number)
             for action in model.actions(situation):
                 outcome.transitions += 1
-                after = canonical(model.next(situation, action), configuration)
+                after = search.forms[model.next(situation, action)]
                 for finding, text in model.findings:
                     search.note(finding, text, number, action)
                 if any(finding is Finding.ENDED for finding, _ in model.findings):
                     continue
-                if after not in search.numbers:
-                    search.numbers[after] = len(search.parents)
+                if numbers.setdefault(after, len(search.parents)) == len(search.parents):
                     search.parents.append(number)
                     search.actions.append(action)
                     following.append(after)
