@@ -122,6 +122,8 @@ class Fronts:
 
         What the fronts make of a change of the role follows it.
         """
+        if not outputs:
+            return outputs
         pending = deque(outputs)
         done: list[Output] = []
         while pending:

@@ -120,8 +120,10 @@ class FrontedNode(Node):
 
     def next_deadline(self) -> float | None:
         """See ``Node``."""
-        due = [at for at in (super().next_deadline(), self.fronts.next_deadline()) if at is not None]
-        return min(due, default=None)
+        due, fronts_due = super().next_deadline(), self.fronts.next_deadline()
+        if due is None or fronts_due is None:
+            return due if fronts_due is None else fronts_due
+        return min(due, fronts_due)
 
     def _front_states(self, now: float) -> list[FrontState]:
         return [front.state(now) for front in self.fronts.all.values()]

@@ -11,6 +11,7 @@ from bstar.wire.messages import (
     Final,
     FromWorker,
     Heartbeat,
+    NodeStatus,
     Partial,
     Ready,
     Reason,
@@ -541,7 +542,7 @@ class WorkerRegistry:
         self.sweep_at = now + self._sweep_interval_s
         horizon = now + self._sweep_interval_s / 2
         expired: list[WorkerRecord] = []
-        status = ledger.status(now)
+        status: NodeStatus | None = None  # most sweeps send nothing
         for worker in self._workers.values():
             is_silent = now >= worker.expires_at
             if worker.gone_at is not None and now >= worker.gone_at + self._sweep_interval_s:
@@ -557,6 +558,7 @@ class WorkerRegistry:
                 outputs += self._endings.outlive(worker, now)
             if not is_silent and horizon >= worker.sent_at + worker.lease.heartbeat_s:
                 worker.sent_at = now
+                status = status or ledger.status(now)
                 outputs.append(
                     Send(
                         worker.codec.heartbeat(worker.routing_id, worker.envelope, status.state, status.epoch)
