@@ -187,8 +187,11 @@ class Promises:
         """Entries of one epoch and number are the same on both disks."""
         one, two = (node.disk.durable for node in self.nodes)
         self._look_for_split()
-        end = max(one.history.last.number, two.history.last.number)
-        for number in range(max(1, end - _CHECKED), end + 1):
-            entry, twin = one.log.get(number), two.log.get(number)
+        ends = (one.history.last.number, two.history.last.number)
+        numbers = range(max(1, max(ends) - _CHECKED), min(ends) + 1)
+        entries, twins = [*map(one.log.get, numbers)], [*map(two.log.get, numbers)]
+        if entries == twins:
+            return
+        for entry, twin in zip(entries, twins, strict=True):
             if entry is not None and twin is not None and twin.epoch == entry.epoch and twin != entry:
                 raise Violation("log matching", f"two entries are {entry.position}")
