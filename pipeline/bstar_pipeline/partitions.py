@@ -47,6 +47,7 @@ _PARTITION_ROWS = 400_000
 _PARTITIONS_MAX = 256
 # What DuckDB gives at once.
 _BATCH_ROWS = 1 << 16
+_PACKED = pa.ipc.IpcWriteOptions(compression="lz4")
 _PLACE = StructType([StructField("choice", IntegerType()), StructField("path", StringType())])
 _SHARES = StructType([StructField("share", IntegerType()), StructField("rows", BinaryType())])
 
@@ -191,7 +192,10 @@ class _Query:
     ) -> Iterator[pa.RecordBatch]:
         """The same in so many shares of rows of equal keys (``_SHARES``)."""
         for number, rows in self._parted(made, keys, count, batches):
-            share = {"share": [number], "rows": [rows.serialize().to_pybytes()]}
+            packed = pa.BufferOutputStream()
+            with pa.ipc.new_stream(packed, made, options=_PACKED) as stream:
+                stream.write_batch(rows)
+            share = {"share": [number], "rows": [packed.getvalue().to_pybytes()]}
             yield pa.RecordBatch.from_pydict(share, schema=_arrow(_SHARES))
 
     def _parted(
@@ -215,12 +219,11 @@ class _Query:
         """What it finds in each of so many partitions of files, of which a temporary folder has the rows."""
         whole = _Query("FROM rows", None, self.choices)
         shape = whole.shape()
-        packed = pa.ipc.IpcWriteOptions(compression="lz4")
         with TemporaryDirectory(prefix="bstar-shares-") as folder:
             paths = [f"{folder}/{number}" for number in range(count)]
             with ExitStack() as opened:
                 files = [
-                    opened.enter_context(pa.ipc.new_stream(path, shape, options=packed)) for path in paths
+                    opened.enter_context(pa.ipc.new_stream(path, shape, options=_PACKED)) for path in paths
                 ]
                 for number, rows in whole._parted(shape, self.keys, count, places):
                     files[number].write_batch(rows)
@@ -257,7 +260,7 @@ class _Query:
             else:
                 if self.is_shared:
                     packed = (each.as_buffer() for batch in batches for each in batch.column("rows"))
-                    batches = (pa.ipc.read_record_batch(each, self.given) for each in packed)
+                    batches = chain.from_iterable(map(pa.ipc.open_stream, packed))
                 reader = pa.RecordBatchReader.from_batches(self.given, _as(self.given, batches))
                 duck.register("rows", reader)
             yield duck.sql(self.text, params=self.values or {}).to_arrow_reader(_BATCH_ROWS)

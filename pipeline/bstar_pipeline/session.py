@@ -50,6 +50,8 @@ _SETTINGS = {
 }
 # What a driver that is started here needs besides; a Connect server elsewhere has its own.
 _DRIVER_SETTINGS = {
+    # Shares of rows are packed already.
+    "spark.shuffle.compress": "false",
     "spark.ui.showConsoleProgress": "false",
     # Else each operation on a column asks the JVM five times more, to note which line of Python it stands in.
     # No session can change it.
