@@ -106,7 +106,7 @@ def _told(tables: Snapshot, database: duckdb.DuckDBPyConnection) -> list[Made]:
             incidents=dict(kinds.get(part, {})),
             findings=dict(findings.get(part, {})),
         )
-        for part in sorted(tables.parts)
+        for part in sorted({file.part for file in tables.manifest.tables["bronze.records"]})
     ]
 
 

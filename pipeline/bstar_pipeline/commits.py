@@ -196,11 +196,6 @@ class Snapshot:
     root: str
     manifest: Manifest
 
-    @property
-    def parts(self) -> set[Part]:
-        """The days and pairs that records are of."""
-        return {file.part for file in self.manifest.tables.get("bronze.records", [])}
-
     def has(self, name: str) -> bool:
         """Whether the table was written, be it without a row."""
         return name in self.manifest.tables

@@ -10,9 +10,8 @@ have one number. Their monotonic times differ, so both stay.
 
 # ruff: noqa: S608 - all that is put into queries are constants
 
-import datetime as dt
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -23,12 +22,11 @@ from bstar_pipeline.lines import TRUNCATED
 from bstar_pipeline.pair_rows import Row, Rows
 from bstar_pipeline.partitions import Made, Stored, queried, text
 from bstar_pipeline.schema import RECORDS
+from bstar_pipeline.tables import utc
 
 KEY = ("boot", "seq", "mono")
 """What tells records apart."""
 
-_DAY_US = 86_400_000_000
-_EPOCH = dt.date(1970, 1, 1)
 _OF_RECORD = ("pair", "node", "boot", "seq", '"at"', "kind")
 _PLACE = pa.schema({"file": pa.string(), "place": pa.int64()})
 
@@ -74,18 +72,6 @@ def _order(row: Row) -> tuple[Any, ...]:
     return row["boot"] or "", first, -last, -row["lines"], -(row["closed_lines"] or 0), row["file"]
 
 
-def known_ranges(records: Stored) -> Rows:
-    """The same of records that are in the table, as far as ``overlapping`` asks for it."""
-    numbers = records.take("pair", "file", "boot", "seq AS first_seq", "seq AS last_seq", "1 AS lines")
-    return queried(numbers, (), _KNOWN).summed(_KNOWN)
-
-
-_KNOWN = """
-SELECT pair, file, boot, min(first_seq) AS first_seq, max(last_seq) AS last_seq, sum(lines)::BIGINT AS lines
-FROM rows GROUP BY ALL
-"""
-
-
 def overlapping(found: Rows) -> set[str]:
     """The pairs in which records may have come twice."""
     of_run: defaultdict[str, list[Row]] = defaultdict(list)
@@ -128,34 +114,25 @@ SELECT {_NAMES}, {JOURNAL} AS journal FROM firsts WHERE NOT is_known
 """
 
 
-def kept(records: Stored) -> dict[tuple[str, str], int]:
-    """How many records are left of each file and run."""
-    counts = queried(records.take("file", "boot", "1 AS kept"), (), _KEPT).summed(_KEPT)
-    return {(row["file"], row["boot"]): row["kept"] for row in counts}
-
-
-_KEPT = "SELECT file, boot, sum(kept)::BIGINT AS kept FROM rows GROUP BY ALL"
-
-
-def files(
-    found: Rows, listing: Iterable[str], left: Mapping[tuple[str, str], int] | None
-) -> Iterator[dict[str, Any]]:
+def files(found: Rows, listing: Iterable[str], left: Rows) -> Iterator[dict[str, Any]]:
     """Rows of the table of files: one for each of ``listing``, even if no line of it was read.
 
-    ``left``: what ``kept`` counted, or None if all was. A packed file that is whole without a last record was
+    ``left``: ``ranges`` of the records that are kept. A packed file that is whole without a last record was
     packed by its writer's successor.
     """
     of_file: defaultdict[str, list[Row]] = defaultdict(list)
     for row in found:
         of_file[row["file"]].append(row)
+    stays: Counter[str] = Counter()
+    for row in left:
+        stays[row["file"]] += row["lines"] if row["boot"] is not None else 0
     for file in listing:
         rows = of_file[file]
         runs = [row for row in rows if row["boot"] is not None]
         lines = sum(row["lines"] for row in rows)
         records = sum(row["lines"] for row in runs)
-        stay = records if left is None else sum(left.get((file, row["boot"]), 0) for row in runs)
         closed = [row["closed_lines"] for row in runs if row["closed_lines"] is not None]
-        if runs and not stay:
+        if runs and not stays[file]:
             state = "duplicate"
         elif closed and sum(closed) == lines:
             state = "whole"
@@ -170,7 +147,7 @@ def files(
             "state": state,
             "lines": lines,
             "rejected": lines - records,
-            "duplicates": records - stay,
+            "duplicates": records - stays[file],
             "pair": max((row["pair"] for row in runs), default=pair),
             "node": max((row["node"] for row in runs), default=None),
             "boot": max((row["boot"] for row in runs), default=None),
@@ -178,5 +155,5 @@ def files(
             "last_seq": max((row["last_seq"] for row in runs), default=None),
             "first_at_us": first_at_us,
             "last_at_us": max((row["last_at_us"] for row in runs), default=None),
-            "day": day if first_at_us is None else _EPOCH + dt.timedelta(days=first_at_us // _DAY_US),
+            "day": day if first_at_us is None else utc(first_at_us).date(),
         }

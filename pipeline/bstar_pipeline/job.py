@@ -467,15 +467,15 @@ def _sorted_out(
     _note_times(job, ranges)
     came = [file for file in lines if file.topic not in (REJECTED, TRUNCATED)]
     # A record that comes again is of the same day.
-    parts, left = {file.part for file in came}, None
-    old = job.stored(file for file in known if file.part in parts)
-    pairs = copies.overlapping([*ranges, *(copies.known_ranges(old) if old.files else ())])
+    parts, left = {file.part for file in came}, ranges
+    old = job.stored((file for file in known if file.part in parts), SHAPE)
+    pairs = copies.overlapping([*ranges, *(copies.ranges(old) if old.files else ())])
     if pairs:
         job.tell(f"leaving out what came twice of {', '.join(sorted(pairs))}")
         once = copies.once(read, ranges, pairs, old)
         again = writer.write(once, "bronze.records", by=("topic", "journal"))
         came = [*(file for file in came if file.pair not in pairs), *again]
-        left = copies.kept(job.stored(came))
+        left = copies.ranges(job.stored(came, SHAPE))
     rows = list(copies.files(ranges, new, left))
     job.tell("writing bronze.files")
     named = ({**row, "journal": commits.journal_of(row["file"])} for row in rows)
