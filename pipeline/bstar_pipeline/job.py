@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial, reduce
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import duckdb
 import msgspec
@@ -108,14 +108,6 @@ class Summary:
         return "unproven" if self.findings.get("unproven") else "passed"
 
 
-class _Came(NamedTuple):
-    """Journals with their length, which of them are new, and the files with the rows of those."""
-
-    journals: dict[str, int]
-    new: Sequence[str]
-    lines: Sequence[File]
-
-
 @dataclass(slots=True)
 class _Job:
     """What all steps need."""
@@ -124,6 +116,10 @@ class _Job:
     writer: store.Writer
     progress: Progress | None
     began: float = field(default_factory=time.monotonic)
+    journals: dict[str, int] = field(default_factory=dict)
+    """The length of each that there is."""
+    new: Sequence[str] = ()
+    """Those that no run has read as they are."""
     scope: frozenset[Part] = frozenset()
     """The days and pairs that are made."""
     past: frozenset[Part] = frozenset()
@@ -217,35 +213,35 @@ def run(
     with store.writing(spark, root) as writer:
         job = _Job(spark, writer, progress)
         job.tell(f"reading journals at {', '.join(inputs)}")
-        came = _found(job, inputs, since)
-        if came.new or any(since is None or day >= since for day, _ in writer.before.unmade):
-            records = _bronze(job, inputs, came, since)
+        lines = _lines_of_new(job, inputs, since)
+        if job.new or any(since is None or day >= since for day, _ in writer.before.unmade):
+            records = _bronze(job, inputs, lines, since)
             if job.scope:
                 _tables(job, records, slo, clock_error_us)
             made = _made(job)
             job.tell("committing")
             done = writer.commit(
                 made=sorted(made, key=lambda one: one.part),
-                read=writer.before.read | came.journals,
+                read=writer.before.read | job.journals,
                 unmade=sorted(job.unmade),
                 until_us=writer.before.until_us | job.until_us,
             )
         else:
             done = writer.before
-    return _summary(job, done, since, len(came.new))
+    return _summary(job, done, since, len(job.new))
 
 
-def _found(job: _Job, inputs: Sequence[str], since: dt.date | None) -> _Came:
-    """What is new in the journals; they are listed anew if a file goes between the listing and the opening.
+def _lines_of_new(job: _Job, inputs: Sequence[str], since: dt.date | None) -> Sequence[File]:
+    """Find the journals, and write what is new in them. They are listed anew if a file goes meanwhile.
 
-    Writers seal open files and remove old ones meanwhile.
+    Writers seal open files and remove old ones.
     """
     before, attempt = job.writer.before.read, 1
     while True:
         try:
-            journals = journal_files.find_files(job.spark, inputs, since)
-            new = [path for path, length in journals.items() if before.get(path) != length]
-            return _Came(journals, new, _lines(job, new) if new else ())
+            job.journals = journal_files.find_files(job.spark, inputs, since)
+            job.new = [path for path, length in job.journals.items() if before.get(path) != length]
+            return _lines(job, job.new) if job.new else ()
         except (AnalysisException, FileNotFoundError) as error:
             if attempt == _LISTINGS_MAX or not journal_files.is_gone(error):
                 raise
@@ -392,21 +388,20 @@ def _summary(job: _Job, manifest: Manifest, since: dt.date | None, read: int) ->
     )
 
 
-def _bronze(job: _Job, inputs: Sequence[str], found: _Came, since: dt.date | None) -> Stored:
+def _bronze(job: _Job, inputs: Sequence[str], lines: Sequence[File], since: dt.date | None) -> Stored:
     """Write the first layer; returns the records of the scope, which it sets."""
     before, writer = job.writer.before, job.writer
-    journals, new, lines = found
     # What a file that was open had goes, if that file has grown, or is sealed and so another one by its name.
-    sealed = {path.removesuffix(".gz") for path in journals if not path.endswith(OPEN)}
+    sealed = {path.removesuffix(".gz") for path in job.journals if not path.endswith(OPEN)}
     again = {
         commits.journal_of(path)
         for path in before.read
-        if path.endswith(OPEN) and (path in new or path.removesuffix(OPEN) in sealed)
+        if path.endswith(OPEN) and (path in job.new or path.removesuffix(OPEN) in sealed)
     }
     kept = {
         name: [file for file in before.tables.get(name, []) if file.journal not in again] for name in _BRONZE
     }
-    came = _sorted_out(job, lines, new, kept["bronze.records"]) if new else {}
+    came = _sorted_out(job, lines, kept["bronze.records"]) if job.new else {}
     changed = {}
     for name in _BRONZE:
         files = [*kept[name], *came.get(name, [])]
@@ -453,9 +448,7 @@ def _context(job: _Job, records: Sequence[File], firsts: Mapping[str, dt.date]) 
     job.topics |= {file.topic for file in older}
 
 
-def _sorted_out(
-    job: _Job, lines: Sequence[File], new: Sequence[str], known: Sequence[File]
-) -> dict[str, list[File]]:
+def _sorted_out(job: _Job, lines: Sequence[File], known: Sequence[File]) -> dict[str, list[File]]:
     """The files of the first layer with what new ``lines`` have, and no file that is ``known``.
 
     What is of days before the horizon is left out.
@@ -476,7 +469,7 @@ def _sorted_out(
         again = writer.write(once, "bronze.records", by=("topic", "journal"))
         came = [*(file for file in came if file.pair not in pairs), *again]
         left = copies.ranges(job.stored(came, SHAPE))
-    rows = list(copies.files(ranges, new, left))
+    rows = list(copies.files(ranges, job.new, left))
     job.tell("writing bronze.files")
     named = ({**row, "journal": commits.journal_of(row["file"])} for row in rows)
     tables = {

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from bstar.base.printable import printable
 from bstar.errors import ConfigurationError
-from bstar_cli.pipeline.spark import JsonOption, RootArgument, SparkOptions, print_json, print_table
-from bstar_cli.terminal import sentence
+from bstar_cli.pipeline.spark import JsonOption, RootArgument, SparkOptions, print_json, print_table, say
 from bstar_pipeline.amounts import of_journals, of_tables
 from bstar_pipeline.tables import TABLES, columns_of
 
@@ -77,7 +75,7 @@ def run(
 
         bstar pipeline run journal --out tables --objectives slo.yaml --since 2026-11-21
     """
-    first_day = _day_of(since)
+    first_day = None if since is None else _day_of(since)
     with spark.session("run", lambda: of_journals(inputs, out)) as (session, tell):
         from bstar_pipeline import job, slo
 
@@ -112,8 +110,7 @@ def run(
     ]
     print_table(["", ""], rows)
     print_table(["step", "seconds"], [(text, f"{took_s:.1f}") for text, took_s in summary.steps], right=(1,))
-    talk = Console(stderr=True, soft_wrap=True)
-    talk.print(sentence(f"next: bstar pipeline report {summary.root} --out report.html"))
+    say(f"next: bstar pipeline report {summary.root} --out report.html")
 
 
 def watch(
@@ -199,7 +196,6 @@ def retain(
         bstar pipeline retain tables --since 2026-10-01
     """
     first_day = _day_of(since)
-    assert first_day is not None
     with spark.session("retain", lambda: of_tables(root)) as (session, tell):
         from bstar_pipeline import store
 
@@ -246,9 +242,7 @@ def tables(
         print_table(["column", "type"], columns_of(TABLES[name]))
 
 
-def _day_of(text: str | None) -> dt.date | None:
-    if text is None:
-        return None
+def _day_of(text: str) -> dt.date:
     try:
         return dt.date.fromisoformat(text)
     except ValueError as error:
