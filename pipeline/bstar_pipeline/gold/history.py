@@ -37,11 +37,11 @@ from __future__ import annotations
 import datetime as dt
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import islice, pairwise
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 CLOCK_ERROR_US = 10_000
 """What the wall clocks of two machines may differ by, unless the caller says otherwise."""
@@ -55,11 +55,6 @@ KINDS = (
 )  # fmt: skip
 """The kinds of record that a history is made of. Of pulses, which are many, a run has the sums."""
 
-FIELDS = (
-    "old", "new", "event", "epoch", "reason", "text", "exit_code", "peer_boot", "silent_us",
-    "gap_us", "votes",
-)  # fmt: skip
-
 NOT_STARTED = "did not start"
 """The reason of a node's ``stopped`` that ended before it served: a port was taken, or a file is invalid."""
 
@@ -72,6 +67,10 @@ _SILENT_MIN_US = 15_000_000
 # By these a client or worker tells that it lost a node.
 _CUT_OFF = ("disconnected", "active-lost", "unregistered")
 _AWAY = "STALL"
+_HANDOVERS = {
+    "HANDOVER": "An operator had {node} hand the role over.",
+    "CLIENTS_CUT_OFF": "{node} handed the role over: clients reached its peer only.",
+}
 _FOREVER = 1 << 62
 
 
@@ -123,6 +122,10 @@ class Event:
     silent_us: int | None = None
     gap_us: int | None = None
     votes: int | None = None
+
+
+FIELDS = tuple(each.name for each in fields(Event) if each.default is None)
+"""What an event has beside its place and kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,21 +193,16 @@ class PairHistory:
     overlaps: list[Overlap]
 
 
-@dataclass(slots=True)
-class _Loss:
-    """A node missed its peer, and when it heard it again."""
+class _Loss(NamedTuple):
+    """A node missed its peer, and when it heard it again; of several at once the order is that of fields."""
 
-    witness: str
-    witness_boot: str
     lost_at_us: int
     heard_at_us: int
     how: str
-    seen_at_us: int | None
+    witness: str
+    witness_boot: str
+    seen_at_us: int
     seen_boot: str | None
-
-    @property
-    def order(self) -> tuple[int, int, str, str]:
-        return self.lost_at_us, self.heard_at_us, self.how, self.witness
 
 
 @dataclass(slots=True)
@@ -213,7 +211,8 @@ class _Node:
 
     run: Run
     events: list[Event] = field(default_factory=list)
-    next_started_us: int | None = None
+    next_us: int = _FOREVER
+    """When another run of this node began."""
     loss: _Loss | None = None
     """What tells of its end."""
     is_over: bool = False
@@ -222,18 +221,10 @@ class _Node:
         return next((each for each in self.events if each.kind == kind), None)
 
     @property
-    def left_at_us(self) -> int | None:
-        """When it began to leave: it was asked to end, or gave the role up because of it."""
-        return min(
-            (each.at_us for each in self.events if each.kind == "stopping" or each.event == "LEAVE"),
-            default=None,
-        )
-
-    @property
     def gone_at_us(self) -> int:
-        """Since when its peer may miss it."""
-        left_us = self.left_at_us if self.run.is_clean else None
-        return self.run.last_at_us if left_us is None else min(left_us, self.run.last_at_us)
+        """Since when its peer may miss it: it was asked to end, or gave the role up because of it."""
+        left = [each.at_us for each in self.events if each.kind == "stopping" or each.event == "LEAVE"]
+        return min(self.run.last_at_us, *left) if self.run.is_clean and left else self.run.last_at_us
 
 
 class History:
@@ -248,32 +239,28 @@ class History:
         self._lasts_us = max((run.last_at_us for run in in_order), default=0)
         self._nodes = {run.boot: _Node(run) for run in self.runs}
         self._brokers: list[Event] = []
-        cut_off = []
+        self._cut_off: list[Event] = []
         for event in sorted(events, key=attrgetter("boot", "seq")):
-            node = self._nodes.get(event.boot)
-            if node is not None:
-                node.events.append(event)
+            if event.boot in self._nodes:
+                self._nodes[event.boot].events.append(event)
                 self._brokers.append(event)
             elif event.kind in _CUT_OFF:
-                cut_off.append(event)
+                self._cut_off.append(event)
         self._brokers.sort(key=attrgetter("at_us", "seq"))
-        self._cut_off = sorted(cut_off, key=attrgetter("at_us"))
+        self._cut_off.sort(key=attrgetter("at_us"))
         for node in self._nodes.values():
-            later = [
-                run.started_at_us
-                for run in self.runs
-                if run.node == node.run.node and _is_later(run, node.run)
-            ]
-            node.next_started_us = min(later, default=None)
+            later = (run for run in self.runs if run.node == node.run.node and _is_later(run, node.run))
+            node.next_us = min((run.started_at_us for run in later), default=_FOREVER)
         self._losses = self._find_losses()
         roles = [each for each in self._brokers if each.kind in ("active", "inactive")]
         # What a node was when its journal here begins, a record of before tells, or its first pulse.
         begun = (_active_from(node) for node in self._nodes.values())
-        self._roles = sorted(
-            [*roles, *(each for each in begun if each is not None)], key=attrgetter("at_us", "seq")
-        )
+        roles += [each for each in begun if each is not None]
+        self._roles = sorted(roles, key=attrgetter("at_us", "seq"))
+        self._actives = [role for role in self._roles if role.kind == "active"]
         for node in self._nodes.values():
             self._find_end(node)
+        self._pauses = [pause for node in self._nodes.values() for pause in self._pauses_of(node)]
 
     # --- states ---------------------------------------------------------------------------------------------
 
@@ -282,6 +269,7 @@ class History:
         return [state for run in self.runs for state in self._states_of(self._nodes[run.boot])]
 
     def _states_of(self, node: _Node) -> Iterable[State]:
+        run = node.run
         points = sorted(_points(node), key=lambda point: point[:3])
         held: dict[str, Any] = {}
         lasting: list[tuple[int, str, dict[str, Any]]] = []
@@ -290,25 +278,13 @@ class History:
             # What took no time was only a step to what followed at once.
             if index + 1 == len(points) or points[index + 1][0] > at_us:
                 lasting.append((at_us, mark, {**held}))
-        ended_by = self._ended_by(node)
-        for index, (at_us, _, known) in enumerate(lasting):
-            is_last = index + 1 == len(lasting)
-            is_away = known["is_away"]
-            yield State(
-                node.run.pair,
-                known["day"],
-                node.run.node,
-                node.run.boot,
-                known["state"],
-                known["state"] == "ACTIVE" and not is_away,
-                known["epoch"],
-                at_us,
-                max(at_us, node.run.last_at_us) if is_last else lasting[index + 1][0],
-                _AWAY if is_away else known["event"],
-                "The process was away." if is_away else known["text"],
-                ended_by if is_last else lasting[index + 1][1],
-                known["votes"],
-            )
+        lasting.append((max(lasting[-1][0], run.last_at_us), self._ended_by(node), {}))
+        for (at_us, _, known), (until_us, ended_by, _) in pairwise(lasting):
+            is_serving = known["state"] == "ACTIVE" and not known["is_away"]
+            if known.pop("is_away"):
+                known |= {"event": _AWAY, "text": "The process was away."}
+            known |= {"since_at_us": at_us, "until_at_us": until_us, "ended_by": ended_by}
+            yield State(pair=run.pair, node=run.node, boot=run.boot, is_serving=is_serving, **known)
 
     def _ended_by(self, node: _Node) -> str:
         """How a run ended: stop, kill, or end (of its journal)."""
@@ -321,15 +297,15 @@ class History:
         ]
         is_lost = bool(words) and words[-1].kind == "peer-lost" and words[-1].at_us > node.run.last_at_us
         is_silent = self._lasts_us - node.run.last_at_us > max(_SILENT_MIN_US, 2 * (node.run.longest_us or 0))
-        return "kill" if node.next_started_us is not None or is_lost or is_silent else "end"
+        return "kill" if node.next_us < _FOREVER or is_lost or is_silent else "end"
 
     # --- incidents ------------------------------------------------------------------------------------------
 
     def incidents(self, states: Sequence[State]) -> list[Incident]:
         """All of the pair but outages that nothing else explains, by their beginnings."""
         found = [
-            *_of_both(self._ends()),
-            *self._pauses(),
+            *_of_both(self._end_of(node) for node in self._nodes.values() if node.is_over),
+            *self._pauses,
             *self._partitions(),
             *self._handovers(),
             *self._both_active(states),
@@ -347,16 +323,10 @@ class History:
                 seen[event.node] = event
             elif event.kind == "peer-lost":
                 again = seen.get(event.node)
+                seen_at_us, seen_boot = (_FOREVER, None) if again is None else (again.at_us, again.peer_boot)
+                heard_at_us, how = event.at_us - (event.silent_us or 0), event.reason or ""
                 losses.append(
-                    _Loss(
-                        event.node,
-                        event.boot,
-                        event.at_us,
-                        event.at_us - (event.silent_us or 0),
-                        event.reason or "",
-                        None if again is None else again.at_us,
-                        None if again is None else again.peer_boot,
-                    )
+                    _Loss(event.at_us, heard_at_us, how, event.node, event.boot, seen_at_us, seen_boot)
                 )
         return losses[::-1]
 
@@ -366,101 +336,80 @@ class History:
     def _find_end(self, node: _Node) -> None:
         """Set the loss that tells of the run's end, and whether it ended."""
         run, error = node.run, self.clock_error_us
-        until_us = (_FOREVER if node.next_started_us is None else node.next_started_us) + error
         found = []
-        for loss in self._losses_between(max(run.started_at_us, node.gone_at_us - error), until_us):
+        for loss in self._losses_between(
+            max(run.started_at_us, node.gone_at_us - error), node.next_us + error
+        ):
             # A partition ends no records: the node goes on writing after its peer stopped hearing it.
             silent_us = loss.lost_at_us if loss.how == "gone" else (loss.heard_at_us + loss.lost_at_us) // 2
             if loss.witness != run.node and (run.is_clean or run.last_at_us <= silent_us + error):
                 found.append(loss)
-        node.loss = min(found, key=attrgetter("order"), default=None)
-        came_back = (
-            node.loss is not None and node.loss.seen_at_us is not None and node.loss.seen_boot == run.boot
-        )
-        node.is_over = (
-            run.is_clean
-            or node.first("fatal") is not None
-            or node.next_started_us is not None
-            or (node.loss is not None and not came_back)
-        )
-
-    def _ends(self) -> list[Incident]:
-        """Crashes and stops."""
-        return [self._end_of(node) for node in self._nodes.values() if node.is_over]
+        node.loss = min(found, default=None)
+        is_lost = node.loss is not None and node.loss.seen_boot != run.boot
+        node.is_over = run.is_clean or node.first("fatal") is not None or node.next_us < _FOREVER or is_lost
 
     def _end_of(self, node: _Node) -> Incident:
+        """A crash or a stop."""
         run, loss = node.run, node.loss
         fatal, stopped = node.first("fatal"), node.first("stopped")
         alive_us = run.last_at_us if loss is None else max(run.last_at_us, loss.heard_at_us)
-        # A machine refuses connections to a process from the moment that it is dead. A message that did not
-        # come in time says less: on a busy machine it may be late.
-        is_refused = loss is not None and loss.how == "gone"
-        signs = [node.next_started_us]
-        if loss is not None:
-            signs += [loss.lost_at_us]
-            if not is_refused and run.heartbeat_us is not None:
-                signs += [loss.heard_at_us + run.heartbeat_us]
-        elif run.pulse_us is not None:
-            signs += [run.last_at_us + int(run.pulse_us * 1.5)]
-        dead_us = max(alive_us, min((sign for sign in signs if sign is not None), default=alive_us))
-        # The first connection that broke in between is the nearest sign of death.
-        broken = _between(self._cut_off, alive_us, dead_us, attrgetter("at_us"))
-        broken_us = broken[0].at_us if broken else None
-        until_us = dead_us if broken_us is None else broken_us
         exact_us = None
         if fatal is not None:
             exact_us = fatal.at_us
         elif run.is_clean:
             exact_us = node.gone_at_us if stopped is None else min(node.gone_at_us, stopped.at_us)
-        if exact_us is not None:
-            began_us, error_us = exact_us, 0
-        else:
-            is_sharp = is_refused or broken_us is not None
-            began_us = until_us if is_sharp else (alive_us + until_us) // 2
-            error_us = (until_us - alive_us + 1) // 2
-        return Incident(
-            "stop" if run.is_clean and fatal is None else "crash",
-            run.node,
-            run.boot,
-            began_us,
-            _text_of_end(node, fatal, stopped, exact_us, alive_us),
-            error_us,
-            node.next_started_us,
-            None if loss is None else loss.lost_at_us,
-        )
+        began_us, error_us = self._death_of(node, alive_us) if exact_us is None else (exact_us, 0)
+        kind = "stop" if run.is_clean and fatal is None else "crash"
+        text = _text_of_end(node, fatal, stopped, exact_us, alive_us)
+        lost_us = None if loss is None else loss.lost_at_us
+        return Incident(kind, run.node, run.boot, began_us, text, error_us, _known(node.next_us), lost_us)
 
-    def _pauses(self) -> list[Incident]:
+    def _death_of(self, node: _Node, alive_us: int) -> tuple[int, int]:
+        """When a node ended without a word after its last sign of life, and by how much that may be off."""
+        run, loss = node.run, node.loss
+        # A machine refuses connections to a process from the moment that it is dead. A message that did not
+        # come in time says less: on a busy machine it may be late.
+        is_refused = loss is not None and loss.how == "gone"
+        signs = [node.next_us]
+        if loss is not None:
+            signs.append(loss.lost_at_us)
+            if not is_refused and run.heartbeat_us is not None:
+                signs.append(loss.heard_at_us + run.heartbeat_us)
+        elif run.pulse_us is not None:
+            signs.append(run.last_at_us + int(run.pulse_us * 1.5))
+        dead_us = max(alive_us, min(signs))
+        # The first connection that broke in between is the nearest sign of death.
+        broken = _between(self._cut_off, alive_us, dead_us, attrgetter("at_us"))
+        until_us = broken[0].at_us if broken else dead_us
+        began_us = until_us if is_refused or broken else (alive_us + until_us) // 2
+        return began_us, (until_us - alive_us + 1) // 2
+
+    def _pauses_of(self, node: _Node) -> Iterator[Incident]:
         """A node that was away."""
-        found = []
-        for node in self._nodes.values():
-            heartbeat_us, timeout_us = node.run.heartbeat_us or 0, node.run.failover_timeout_us or 0
-            margin_us = heartbeat_us + self.clock_error_us
-            for stall in node.events:
-                if stall.kind != "stall" or stall.gap_us is None:
-                    continue
-                began_us = stall.at_us - stall.gap_us
-                noticed = [
-                    loss.lost_at_us
-                    for loss in self._losses_between(began_us, stall.at_us + margin_us)
-                    if loss.witness != node.run.node
-                    and loss.how != "left"
-                    and began_us - margin_us <= loss.heard_at_us <= stall.at_us
-                ]
-                found.append(
-                    Incident(
-                        "pause",
-                        node.run.node,
-                        node.run.boot,
-                        began_us,
-                        f"{node.run.node} stood still for {_seconds(stall.gap_us)}: stopped, starved of CPU, "
-                        "or its machine was suspended.",
-                        heartbeat_us // 2,
-                        stall.at_us,
-                        min(noticed, default=None),
-                        bool(noticed) or 0 < timeout_us <= stall.gap_us,
-                    )
-                )
-        return found
+        run = node.run
+        heartbeat_us, timeout_us = run.heartbeat_us or 0, run.failover_timeout_us or 0
+        margin_us = heartbeat_us + self.clock_error_us
+        for stall in node.events:
+            if stall.kind != "stall" or stall.gap_us is None:
+                continue
+            began_us = stall.at_us - stall.gap_us
+            noticed = [
+                loss.lost_at_us
+                for loss in self._losses_between(began_us, stall.at_us + margin_us)
+                if loss.witness != run.node
+                and loss.how != "left"
+                and began_us - margin_us <= loss.heard_at_us <= stall.at_us
+            ]
+            text = (
+                f"{run.node} stood still for {_seconds(stall.gap_us)}: stopped, starved of CPU, or its "
+                "machine was suspended."
+            )
+            lost_us = min(noticed, default=None)
+            is_certain = bool(noticed) or 0 < timeout_us <= stall.gap_us
+            error_us = heartbeat_us // 2
+            yield Incident(
+                "pause", run.node, run.boot, began_us, text, error_us, stall.at_us, lost_us, is_certain
+            )
 
     def _partitions(self) -> list[Incident]:
         """Losses that neither an end nor a pause of the peer explains."""
@@ -470,7 +419,7 @@ class History:
             if loss.heard_at_us > until_us:
                 turns.append([])
             turns[-1].append(loss)
-            until_us = max(until_us, _FOREVER if loss.seen_at_us is None else loss.seen_at_us)
+            until_us = max(until_us, loss.seen_at_us)
         return [self._partition(turn) for turn in turns]
 
     def _partition(self, turn: Sequence[_Loss]) -> Incident:
@@ -479,89 +428,53 @@ class History:
         for loss in sorted(turn, key=attrgetter("heard_at_us", "lost_at_us")):
             first.setdefault(loss.witness, loss)
         alive_us = max(loss.heard_at_us for loss in first.values())
-        cuts = [
-            loss.heard_at_us + (self._nodes[loss.witness_boot].run.heartbeat_us or 0)
-            for loss in first.values()
-        ]
+        cuts = (loss.heard_at_us + self._heartbeat_us(loss.witness_boot) for loss in first.values())
         cut_us = max(alive_us, min(cuts))
-        ended_us = (
-            None
-            if any(loss.seen_at_us is None for loss in turn)
-            else max(loss.seen_at_us or 0 for loss in turn)
-        )
+        ended_us = _known(max(loss.seen_at_us for loss in turn))
         began_us = (alive_us + cut_us) // 2
         who = "The nodes did not hear each other" if len(first) > 1 else f"{min(first)} did not hear its peer"
         lasted = (
-            " to the end of these journals" if ended_us is None else f" for {_seconds(ended_us - began_us)}"
+            "to the end of these journals" if ended_us is None else f"for {_seconds(ended_us - began_us)}"
         )
-        node, boot = self.active_at(began_us)
-        return Incident(
-            "partition",
-            node,
-            boot,
-            began_us,
-            f"{who}{lasted}, and both lived: the link between them was cut or lost messages.",
-            (cut_us - alive_us + 1) // 2,
-            ended_us,
-            min(loss.lost_at_us for loss in first.values()),
-        )
+        text = f"{who} {lasted}, and both lived: the link between them was cut or lost messages."
+        error_us, lost_us = (cut_us - alive_us + 1) // 2, min(loss.lost_at_us for loss in first.values())
+        active = next(_back_from(self._actives, began_us + 1), None)
+        node, boot = (active.node, active.boot) if active else ("", "")
+        return Incident("partition", node, boot, began_us, text, error_us, ended_us, lost_us)
 
     def _unexplained(self) -> Iterable[_Loss]:
         """Losses of a peer that lived and was awake."""
         error = self.clock_error_us
-        stalls: dict[str, list[Incident]] = defaultdict(list)
-        for each in sorted(self._pauses(), key=attrgetter("began_at_us")):
-            if each.is_certain:
-                stalls[each.node].append(each)
         for loss in self._losses:
-            witness = self._nodes.get(loss.witness_boot)
-            if loss.how == "left" or witness is None:
-                continue
             peers = [node for node in self._nodes.values() if node.run.node != loss.witness]
             is_death = any(
-                node.is_over
-                and node.gone_at_us - error
-                <= loss.lost_at_us
-                <= (_FOREVER if node.next_started_us is None else node.next_started_us) + error
+                node.is_over and node.gone_at_us - error <= loss.lost_at_us <= node.next_us + error
                 for node in peers
             )
             is_pause = any(
-                self._is_within(loss.lost_at_us, of_node)
-                for name, of_node in stalls.items()
-                if name != loss.witness
+                pause.is_certain and pause.node != loss.witness and self._explains(pause, loss)
+                for pause in self._pauses
             )
             both_there = any(
-                node.run.started_at_us <= loss.heard_at_us + error
-                and node.run.last_at_us >= loss.heard_at_us - error
+                node.run.started_at_us - error <= loss.heard_at_us <= node.run.last_at_us + error
                 for node in peers
             )
-            if both_there and not is_death and not is_pause:
+            if both_there and not is_death and not is_pause and loss.how != "left":
                 yield loss
 
-    def _is_within(self, at_us: int, stalls: Sequence[Incident]) -> bool:
-        """Whether a node was away then, or had been a moment before."""
-        place = bisect_right(stalls, at_us, key=attrgetter("began_at_us"))
-        if not place:
-            return False
-        last = stalls[place - 1]
-        heartbeat_us = self._nodes[last.boot].run.heartbeat_us or 0
-        return at_us <= (last.ended_at_us or 0) + heartbeat_us + self.clock_error_us
+    def _explains(self, pause: Incident, loss: _Loss) -> bool:
+        """Whether the node was away when it was missed, or had been a moment before."""
+        until_us = (pause.ended_at_us or 0) + self._heartbeat_us(pause.boot) + self.clock_error_us
+        return pause.began_at_us <= loss.lost_at_us <= until_us
 
-    def active_at(self, at_us: int) -> tuple[str, str]:
-        """The node (and boot) that became active last before a moment; empty if none did."""
-        roles = _back_from(self._roles, at_us + 1)
-        return next(((each.node, each.boot) for each in roles if each.kind == "active"), ("", ""))
+    def _heartbeat_us(self, boot: str) -> int:
+        return self._nodes[boot].run.heartbeat_us or 0
 
     def _handovers(self) -> Iterable[Incident]:
         """The operator moved the role, or it followed the clients."""
         for each in self._brokers:
-            if each.kind == "state" and each.old == "ACTIVE":
-                if each.event == "HANDOVER":
-                    why = f"An operator had {each.node} hand the role over."
-                elif each.event == "CLIENTS_CUT_OFF":
-                    why = f"{each.node} handed the role over: clients reached its peer only."
-                else:
-                    continue
+            if each.kind == "state" and each.old == "ACTIVE" and each.event in _HANDOVERS:
+                why = _HANDOVERS[each.event].format(node=each.node)
                 yield Incident("handover", each.node, each.boot, each.at_us, why)
 
     def _starts(self) -> Iterable[Incident]:
@@ -578,40 +491,29 @@ class History:
     def _both_active(self, states: Sequence[State]) -> Iterable[Incident]:
         """Both nodes served at once."""
         for each in overlaps(states, self.runs, self.clock_error_us):
-            lasted = _seconds(each.until_at_us - each.since_at_us)
-            why = (
-                f"Both nodes served for {lasted}: {each.successor} was made active while {each.node} served."
-            )
-            yield Incident(
-                "both-active", each.node, each.boot, each.since_at_us, why, ended_at_us=each.until_at_us
-            )
+            since_us, until_us, came = each.since_at_us, each.until_at_us, each.successor
+            lasted = _seconds(until_us - since_us)
+            why = f"Both nodes served for {lasted}: {came} was made active while {each.node} served."
+            yield Incident("both-active", each.node, each.boot, since_us, why, ended_at_us=until_us)
 
     # --- what came of an incident ---------------------------------------------------------------------------
 
     def _taken_over(self, each: Incident) -> Incident:
         """Add was_serving, taken_over_at_us, successor and epoch."""
         error, began_us = self.clock_error_us, each.began_at_us
-        mine = (role for role in _back_from(self._roles, began_us) if role.boot == each.boot)
-        was_serving = any(role.kind == "active" for role in islice(mine, 1))
-        active = (role for role in _back_from(self._roles, began_us) if role.kind == "active")
-        before = next(active, None)
-
-        def first(since_us: int, is_own: bool) -> Event | None:
-            later = (role for role in _from(self._roles, since_us) if role.kind == "active")
-            return next((role for role in later if (role.node == each.node) == is_own), None)
-
-        other, own = first(each.began_at_us - error, False), first(each.began_at_us + 1, True)
+        mine = next((role for role in _back_from(self._roles, began_us) if role.boot == each.boot), None)
+        was_serving = mine is not None and mine.kind == "active"
+        before = next(_back_from(self._actives, began_us), None)
+        later = _from(self._actives, began_us - error)
+        other = next((role for role in later if role.node != each.node), None)
+        own = next((role for role in _from(self._actives, began_us + 1) if role.node == each.node), None)
+        until_us = each.ended_at_us if each.kind in ("partition", "both-active", "pause") else None
         taken = None
         if each.kind == "start":
-            taken = min(
-                (role for role in (own, other) if role is not None),
-                key=attrgetter("at_us", "node"),
-                default=None,
-            )
+            known = (role for role in (own, other) if role is not None)
+            taken = min(known, key=attrgetter("at_us", "node"), default=None)
         elif was_serving and other is not None and (own is None or other.at_us < own.at_us):
-            is_bounded = each.kind in ("partition", "both-active", "pause") and each.ended_at_us is not None
-            if not is_bounded or other.at_us <= (each.ended_at_us or 0) + error:
-                taken = other
+            taken = other if until_us is None or other.at_us <= until_us + error else None
         return replace(
             each,
             was_serving=was_serving,
@@ -643,22 +545,13 @@ class History:
             return replace(each, recovered_at_us=each.taken_over_at_us)
         if each.kind in ("partition", "both-active") or (each.kind == "pause" and each.lost_at_us is None):
             return replace(each, recovered_at_us=each.ended_at_us)
-        since_us = each.began_at_us
         if each.kind == "pause":
-            since_us = (each.ended_at_us or since_us) - self.clock_error_us
-        elif each.kind in ("crash", "both-crash", "stop"):
-            since_us = next(
-                (at_us for at_us in (each.lost_at_us, each.ended_at_us) if at_us is not None), since_us
-            )
-        later = _from(self._brokers, since_us + 1)
-        seen = next(
-            (
-                one.at_us
-                for one in later
-                if one.kind == "peer-seen" and (each.kind == "start" or one.node != each.node)
-            ),
-            None,
-        )
+            since_us = (each.ended_at_us or 0) - self.clock_error_us
+        else:
+            signs = (each.lost_at_us, each.ended_at_us, each.began_at_us)
+            since_us = next(at_us for at_us in signs if at_us is not None)
+        later = (one for one in _from(self._brokers, since_us + 1) if one.kind == "peer-seen")
+        seen = next((one.at_us for one in later if each.kind == "start" or one.node != each.node), None)
         return replace(each, recovered_at_us=seen)
 
 
@@ -679,12 +572,11 @@ def overlaps(
                 break
             if old.node == new.node:
                 continue
-            ours, theirs = of_boot.get(old.boot), of_boot.get(new.boot)
-            if ours is not None and theirs is not None and ours.machine and ours.machine == theirs.machine:
+            ours, theirs = of_boot[old.boot], of_boot[new.boot]
+            if ours.machine and ours.machine == theirs.machine:
                 allowed_us = min(SAME_CLOCK_ERROR_US, clock_error_us)
             else:
-                unsure = (run.clock_unsure_us for run in (ours, theirs) if run is not None)
-                allowed_us = clock_error_us + max(unsure, default=0)
+                allowed_us = clock_error_us + max(ours.clock_unsure_us, theirs.clock_unsure_us)
             until_us = min(old.until_at_us, new.until_at_us)
             if until_us - new.since_at_us > allowed_us:
                 found.append(
@@ -743,43 +635,27 @@ def _points(node: _Node) -> Iterable[_Point]:
         "is_away": False,
     }
     yield run.started_at_us, 0, 0, "start", beginning
-    changes = [each for each in node.events if each.kind in ("state", "active")]
-    for index, each in enumerate(changes):
-        before = changes[index - 1] if index else None
-        after = changes[index + 1] if index + 1 < len(changes) else None
+    changes: list[Event] = [each for each in node.events if each.kind in ("stall", "state", "active")]
+    for before, each, after in zip([None, *changes], changes, [*changes[1:], None], strict=False):
         change = {"day": each.day, "text": each.text or "", "votes": each.votes or 0}
-        if each.kind == "state":
-            # A node that becomes active says so twice: what it is now, and in which epoch it serves.
-            serves = each.new == "ACTIVE" and after is not None and after.kind == "active"
-            epoch = after.epoch if serves and after is not None else each.epoch
-            yield (
-                each.at_us,
-                2,
-                each.seq,
-                "state",
-                {**change, "state": each.new, "event": each.event} | _epoch(epoch),
-            )
-        elif before is None or before.kind != "state" or before.new != "ACTIVE":
-            yield (
-                each.at_us,
-                2,
-                each.seq,
-                "state",
-                {**change, "state": "ACTIVE", "event": "EPOCH"} | _epoch(each.epoch),
-            )
-    changes = [each for each in node.events if each.kind in ("stall", "state", "active")]
-    for index, each in enumerate(changes):
+        epoch = each.epoch
         if each.kind == "stall":
             # A node that steps down because of it does so before it serves anything: the moment between its
             # two records is part of its absence.
-            after = changes[index + 1] if index + 1 < len(changes) else None
             ended_us = after.at_us if after is not None and after.event == _AWAY else each.at_us
             yield each.at_us - (each.gap_us or 0), 3, each.seq, "stall", {"day": each.day, "is_away": True}
             yield ended_us, 1, each.seq, "stall", {"day": each.day, "is_away": False}
-
-
-def _epoch(epoch: int | None) -> dict[str, int]:
-    return {} if epoch is None else {"epoch": epoch}
+            continue
+        if each.kind == "state":
+            change |= {"state": each.new, "event": each.event}
+            # A node that becomes active says so twice: what it is now, and in which epoch it serves.
+            if each.new == "ACTIVE" and after is not None and after.kind == "active":
+                epoch = after.epoch
+        elif before is None or before.new != "ACTIVE":
+            change |= {"state": "ACTIVE", "event": "EPOCH"}
+        else:
+            continue
+        yield each.at_us, 2, each.seq, "state", change if epoch is None else {**change, "epoch": epoch}
 
 
 # --- ends ---------------------------------------------------------------------------------------------------
@@ -805,30 +681,27 @@ def _text_of_end(
         text += f" {loss.witness} was refused a connection to it at once."
     elif loss is not None and loss.how != "left":
         text += f" {loss.witness} missed it after {_seconds(loss.lost_at_us - loss.heard_at_us)} of silence."
-    if node.next_started_us is None:
+    if node.next_us == _FOREVER:
         return f"{text} It was not started again in these journals."
     # Of a death without a word, the last sign of life is what is certain.
     since_us, certain = (
         (alive_us, ", counted from its last sign of life.") if exact_us is None else (exact_us, ".")
     )
-    return f"{text} It was started again after {_seconds(node.next_started_us - since_us)}{certain}"
+    return f"{text} It was started again after {_seconds(node.next_us - since_us)}{certain}"
 
 
 def _of_both(found: Iterable[Incident]) -> Iterable[Incident]:
     """Ends, where the crash of the second node while the first was gone is part of the first one's."""
-    first: Incident | None = None
+    ends: list[Incident] = []
     for each in sorted(found, key=attrgetter("began_at_us", "node")):
-        if first is not None and _is_second(first, each):
+        if ends and _is_second(ends[-1], each):
+            first = ends.pop()
             text = f"{first.text} {each.text} So no node was there."
             ended = [at_us for at_us in (first.ended_at_us, each.ended_at_us) if at_us is not None]
-            yield replace(first, kind="both-crash", text=text, ended_at_us=min(ended, default=None))
-            first = None
-            continue
-        if first is not None:
-            yield first
-        first = each
-    if first is not None:
-        yield first
+            ends.append(replace(first, kind="both-crash", text=text, ended_at_us=min(ended, default=None)))
+        else:
+            ends.append(each)
+    return ends
 
 
 def _is_second(first: Incident, second: Incident) -> bool:
@@ -852,6 +725,10 @@ def _is_later(run: Run, other: Run) -> bool:
     return (run.started_at_us, run.boot) > (other.started_at_us, other.boot)
 
 
+def _known(at_us: int) -> int | None:
+    return None if at_us == _FOREVER else at_us
+
+
 def _seconds(us: int) -> str:
     return f"{us / 1e6:.3f} s"
 
@@ -861,12 +738,12 @@ def _between(rows: Sequence[Any], since_us: int, until_us: int, at_us: Callable[
     return list(rows[bisect_left(rows, since_us, key=at_us) : bisect_right(rows, until_us, key=at_us)])
 
 
-def _from(events: Sequence[Event], since_us: int) -> Iterable[Event]:
+def _from(events: Sequence[Event], since_us: int) -> Iterator[Event]:
     """Of events in order those of this time and later."""
     return map(events.__getitem__, range(bisect_left(events, since_us, key=attrgetter("at_us")), len(events)))
 
 
-def _back_from(events: Sequence[Event], until_us: int) -> Iterable[Event]:
+def _back_from(events: Sequence[Event], until_us: int) -> Iterator[Event]:
     """Of events in order those before this time, the latest first."""
     place = bisect_left(events, until_us, key=attrgetter("at_us"))
     return map(events.__getitem__, range(place - 1, -1, -1))
