@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from bstar_pipeline.report import plots
 from bstar_pipeline.report.content import Content, Shown, Verdicts

@@ -12,7 +12,7 @@ import pytest
 from bstar.errors import ConfigurationError
 from bstar_cli import exits
 from bstar_cli.main import main
-from bstar_pipeline.report import asking, collect
+from bstar_pipeline.report import asking
 from bstar_pipeline.report.content import Hit
 from bstar_pipeline.report.page import render
 from bstar_pipeline.report.reading import STEPS_MAX, open_tables, step_us
@@ -207,7 +207,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_shows_what_the_tables_say_and_no_more_than_fits(root: Path) -> None:
     parts: list[str] = []
     with open_tables(None, str(root), pair="orders", is_of_one_pair=True) as tables:
-        content = collect(tables, parts.append)
+        content = asking.collect(tables, parts.append)
 
     assert len(parts) > 4
     assert (content.from_us, content.until_us) == (NOON, NOON + 2 * MINUTE + 1)
@@ -271,7 +271,7 @@ def test_the_page_shows_what_the_tables_say_and_no_more_than_fits(root: Path) ->
 def test_a_part_of_the_time_is_a_part_of_the_numbers(root: Path) -> None:
     period = {"from_us": NOON + 10_000_000, "until_us": NOON + 20_000_000}
     with open_tables(None, str(root), pair="orders", **period, is_of_one_pair=True) as tables:
-        content = collect(tables)
+        content = asking.collect(tables)
     assert content.requests == 100
     assert content.step_us == 100_000
     assert content.verdicts
@@ -381,7 +381,7 @@ def test_spark_and_duckdb_make_the_same_report(
     pages = []
     for session in (spark, None):
         with open_tables(session, str(root), pair="orders", **period, is_of_one_pair=True) as tables:
-            pages.append(render(collect(tables), made_at_us=NOON))
+            pages.append(render(asking.collect(tables), made_at_us=NOON))
     assert pages[0] == pages[1]
 
 

@@ -251,7 +251,6 @@ def report_content(
                     171_003,
                     0,
                     0,
-                    False,
                 ),
                 Run(
                     "backup",
@@ -266,22 +265,9 @@ def report_content(
                     174_220,
                     2,
                     0,
-                    False,
                 ),
                 Run(
-                    "w1",
-                    "worker",
-                    "host-c",
-                    "0.1.0",
-                    "",
-                    services[-1],
-                    at(1),
-                    at(1200),
-                    True,
-                    250_000,
-                    0,
-                    31,
-                    False,
+                    "w1", "worker", "host-c", "0.1.0", "", services[-1], at(1), at(1200), True, 250_000, 0, 31
                 ),
             ]
         ),

@@ -22,7 +22,7 @@ from bstar_cli.pipeline.spark import (
     say,
 )
 from bstar_pipeline.amounts import of_tables
-from bstar_pipeline.report import asking, services
+from bstar_pipeline.report import asking
 from bstar_pipeline.report.asking import ASKED
 from bstar_pipeline.report.content import Finding, Incident, Objective
 from bstar_pipeline.report.reading import Tables, open_tables
@@ -159,10 +159,9 @@ def report(
     folder = out.resolve().parent
     check_folder(folder, f"--out {out}: there is no folder {folder}")
     with _tables("report", spark, root, selection, is_of_one_pair=True) as (tables, tell):
-        from bstar_pipeline.report import collect
         from bstar_pipeline.report.page import render
 
-        content = collect(tables, tell)
+        content = asking.collect(tables, tell)
         try:
             out.write_text(render(content, made_at_us=time.time_ns() // 1000), encoding="utf-8")
         except OSError as error:
@@ -286,7 +285,7 @@ def objectives(
     """
     with _tables("objectives", spark, root, selection) as (tables, tell):
         tell("adding up the minutes")
-        found, _ = services.objectives(tables)
+        found, _ = asking.objectives(tables)
     _print(_OBJECTIVES, found, as_json=as_json)
     if as_json:
         return

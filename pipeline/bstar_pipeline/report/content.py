@@ -7,23 +7,22 @@ hosts and the texts of events come from the wire and are as they came: whoever s
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import TypeVar
+
+from msgspec import Struct
 
 _Item = TypeVar("_Item")
 _DAY_US = 86_400_000_000
-_STEPS_S = (
+_STEPS_US = [round(step_s * 1e6) for step_s in (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800,
     3600, 7200, 10800, 21600, 43200,
-)  # fmt: skip
+)]  # fmt: skip
 
 
 def round_step_us(length_us: int, most: int) -> int:
     """A round time, so that this length has at most so many."""
     days = -(-length_us // (_DAY_US * most))
-    return next(
-        (int(step_s * 1e6) for step_s in _STEPS_S if length_us <= step_s * 1e6 * most), days * _DAY_US
-    )
+    return next((step_us for step_us in _STEPS_US if length_us <= step_us * most), days * _DAY_US)
 
 
 class Shown(list[_Item]):
@@ -39,8 +38,7 @@ class Shown(list[_Item]):
         return len(self) < self.total
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(Struct, frozen=True):
     """A node was in this state from ``since_at_us`` to ``until_at_us``."""
 
     node: str
@@ -53,8 +51,7 @@ class Interval:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(Struct, frozen=True):
     """Requests that ended in the step that begins at ``at_us``."""
 
     at_us: int
@@ -62,8 +59,7 @@ class Rate:
     not_answered: float
 
 
-@dataclass(frozen=True, slots=True)
-class Incident:
+class Incident(Struct, frozen=True):
     """One row of gold.incidents; None where the journals cannot tell."""
 
     pair: str
@@ -92,8 +88,7 @@ class Incident:
         return self.began_at_us if self.outage_at_us is None else self.outage_at_us
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(Struct, frozen=True):
     """What an outage did to one service: requests that waited in it, of so many clients, what became of them.
 
     ``slow`` are those that were answered after the time that the service's objective names.
@@ -106,8 +101,7 @@ class Hit:
     slow: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Verdicts:
+class Verdicts(Struct, frozen=True):
     """How many findings of one rule there are, by verdict."""
 
     rule: str
@@ -116,8 +110,7 @@ class Verdicts:
     unproven: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One row of gold.audit."""
 
     pair: str
@@ -138,8 +131,7 @@ class Finding:
         return f"{self.client} {'' if self.number is None else self.number}".strip()
 
 
-@dataclass(frozen=True, slots=True)
-class Heat:
+class Heat(Struct, frozen=True):
     """How long requests of one service (or of all: "") took, over time.
 
     ``cells``: (step, row, requests); step ``s`` begins at ``from_us + s * step_us``, row ``r`` holds times in
@@ -151,8 +143,7 @@ class Heat:
     lines: list[tuple[int, float, float]]
 
 
-@dataclass(frozen=True, slots=True)
-class Promise:
+class Promise(Struct, frozen=True):
     """An objective and how much of its budgets the period that ends with the last day has used (1 = all)."""
 
     availability: float
@@ -164,8 +155,7 @@ class Promise:
     is_kept: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Objective:
+class Objective(Struct, frozen=True):
     """One service over the whole period; ``burn`` over time as (at_us, burn rate) is for the plot.
 
     ``counted``: "calls" as clients saw them, "requests" as nodes did, or both, "calls, requests".
@@ -188,7 +178,7 @@ class Objective:
     fast_alerts: int
     slow_alerts: int
     promise: Promise | None
-    burn: list[tuple[int, float]] = field(default_factory=list)
+    burn: list[tuple[int, float]] = []
 
     @property
     def error_share(self) -> float:
@@ -196,8 +186,7 @@ class Objective:
         return self.errors / self.requests if self.requests else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
+class Capacity(Struct, frozen=True):
     """One service's workers: its last hour, and the mean utilisation of all hours as (at_us, share)."""
 
     service: str
@@ -208,11 +197,10 @@ class Capacity:
     queued_max: int
     trend_per_day: float | None
     saturates_at_us: int | None
-    hours: list[tuple[int, float]] = field(default_factory=list)
+    hours: list[tuple[int, float]] = []
 
 
-@dataclass(frozen=True, slots=True)
-class Client:
+class Client(Struct, frozen=True):
     """One client over the whole period."""
 
     client: str
@@ -228,8 +216,7 @@ class Client:
     is_retrying: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """One run of a process."""
 
     node: str
@@ -244,11 +231,9 @@ class Run:
     records: int
     missing: int
     dropped: int
-    is_sampled: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Quality:
+class Quality(Struct, frozen=True):
     """What could not be read. ``files`` and ``rejected``: (word, count), the most frequent first.
 
     ``samples``: (file, reason, line's beginning) of a few rejected lines. ``clocks``: (process, by how many
@@ -263,11 +248,10 @@ class Quality:
     missing: int
     dropped: int
     is_sampled: bool
-    clocks: list[tuple[str, int, int]] = field(default_factory=list)
+    clocks: list[tuple[str, int, int]] = []
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(Struct, frozen=True):
     """A report of one pair. ``verdicts`` is None if there was no audit. ``hits`` are of the longest outage.
 
     ``until_us`` is after ``from_us``; ``step_us`` is that of ``rates`` and heats.

@@ -7,7 +7,6 @@ zone beside UTC; without it there is UTC alone.
 
 import base64
 import hashlib
-from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -18,13 +17,15 @@ from bstar_pipeline.report.content import Content
 from bstar_pipeline.tables import utc
 
 _LOADER = PackageLoader("bstar_pipeline.report", ".")
+_PAGES = Environment(
+    loader=_LOADER, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+)
 
 
 def render(content: Content, *, made_at_us: int) -> str:
     """The page, as text in UTF-8; ``made_at_us`` stands in its footer."""
-    environment = _environment()
-    style, script = (_LOADER.get_source(environment, name)[0] for name in ("style.css", "zone.js"))
-    return environment.get_template("page.html").render(
+    style, script = (_LOADER.get_source(_PAGES, name)[0] for name in ("style.css", "zone.js"))
+    return _PAGES.get_template("page.html").render(
         content=content,
         verdict=words.judge(content.verdicts, content.requests),
         lead=words.lead(content.incidents),
@@ -36,11 +37,4 @@ def render(content: Content, *, made_at_us: int) -> str:
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         made_at_us=made_at_us,
         version=bstar.__version__,
-    )
-
-
-@cache
-def _environment() -> Environment:
-    return Environment(
-        loader=_LOADER, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -18,12 +19,8 @@ from bstar_pipeline.report.content import Content, Heat, Interval, round_step_us
 from bstar_pipeline.report.words import count, duration, happened, kind_of, moment
 from bstar_pipeline.tables import utc
 
-STATES = {
-    "ACTIVE": "--active",
-    "PASSIVE": "--passive",
-    "starting": "--starting",
-    "away": "--away",
-    "ERROR": "--bad",
+STATES = {each: f"--{each.lower()}" for each in ("ACTIVE", "PASSIVE", "starting", "away")} | {
+    "ERROR": "--bad"
 }
 """What a node was, as the legend says it, in its order."""
 _LINES = ("--line-1", "--line-2", "--line-3", "--line-4", "--line-5")
@@ -40,6 +37,7 @@ _POINTS_MAX = 12
 """Of a line with fewer, its points are drawn as well."""
 
 _Span = tuple[int, int]
+_Two = tuple[float, float]
 _Courses = Mapping[str, list[tuple[int, float]]]
 
 
@@ -77,14 +75,7 @@ class Panel:
         """Draw a path on top of what is drawn."""
         self._draw("path", kind, f'd="{"".join(pieces)}"', style, about)
 
-    def box(
-        self,
-        kind: str,
-        x: tuple[float, float],
-        y: tuple[float, float] = (0, 1000),
-        style: str = "",
-        about: str = "",
-    ) -> None:
+    def box(self, kind: str, x: _Two, y: _Two = (0, 1000), style: str = "", about: str = "") -> None:
         """Draw a rectangle on top of what is drawn. ``about`` appears where a pointer rests."""
         where = f'x="{x[0]:.2f}" y="{y[0]:.1f}" width="{x[1] - x[0]:.2f}" height="{y[1] - y[0]:.1f}"'
         self._draw("rect", kind, where, style, about)
@@ -95,8 +86,7 @@ class Panel:
         self.parts.append(shape + caption + Markup(f"</{tag}>"))  # noqa: S704 - our own tags
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(NamedTuple):
     """Panels with one axis of time; ``key`` is (colour, word)."""
 
     panels: Sequence[Panel]
@@ -127,11 +117,9 @@ def timeline(content: Content) -> Figure:
     states = Panel(30 * max(1, len(rows)), [(name, (n + 0.5) / len(rows)) for n, name in enumerate(rows)])
     for each in content.intervals:
         x, y = _x(content.span, each.since_at_us), (rows.index(each.node) + 0.15) * height
-        about = (
-            f"{each.node}: {each.state}, epoch {each.epoch}\n{moment(content, each.since_at_us)} – "
-            f"{moment(content, each.until_at_us)} ({duration(each.until_at_us - each.since_at_us)})\n"
-            f"{each.text}"
-        )
+        times = f"{moment(content, each.since_at_us)} – {moment(content, each.until_at_us)}"
+        lasted = duration(each.until_at_us - each.since_at_us)
+        about = f"{each.node}: {each.state}, epoch {each.epoch}\n{times} ({lasted})\n{each.text}"
         colour = f"var({STATES.get(state_of(each), '--muted')})"
         until = max(x + 0.01, _x(content.span, each.until_at_us))
         # A border keeps what is narrower than a pixel visible.
@@ -190,8 +178,7 @@ def heat(content: Content, heat: Heat) -> Figure:
     def y(value_us: float) -> float:
         return _WIDE * (1 - math.log(max(value_us, low) / low) / math.log(high / low))
 
-    labels = [(duration(tick * 1000), y(tick * 1000) / _WIDE) for tick in ticks(low / 1000, high / 1000)]
-    panel = Panel(260, labels)
+    panel = Panel(260, [(duration(tick), y(tick) / _WIDE) for tick in ticks(low, high)])
     rows = len(content.edges_us) - 1
     origin_us = content.rates[0].at_us
     x, wide = _x(content.span, origin_us), _WIDE * content.step_us / (content.until_us - content.from_us)
@@ -209,9 +196,9 @@ def heat(content: Content, heat: Heat) -> Figure:
     for at, (colour, name) in enumerate(key, start=1):
         _course(panel, [(x + (line[0] + 0.5) * wide, y(line[at])) for line in heat.lines], colour, name)
     for step, p50, p99 in heat.lines:
-        caption = f"{count(weights.get(step, 0))} requests\nmedian {duration(p50)}, p99 {duration(p99)}"
-        when = moment(content, origin_us + step * content.step_us)
-        panel.box("hover", (x + step * wide, x + (step + 1) * wide), about=f"{when}\n{caption}")
+        when, requests = moment(content, origin_us + step * content.step_us), count(weights.get(step, 0))
+        about = f"{when}\n{requests} requests\nmedian {duration(p50)}, p99 {duration(p99)}"
+        panel.box("hover", (x + step * wide, x + (step + 1) * wide), about=about)
     return Figure([panel], content.span, key)
 
 
@@ -231,10 +218,7 @@ def burn(content: Content) -> Figure | None:
 
 
 def capacity(content: Content) -> Figure | None:
-    """Utilisation of the workers by hour, with a straight line to where it leads, or None.
-
-    The line is half the period long, or until all workers are in use.
-    """
+    """Utilisation of workers by hour, and its trend for half a period or until all are in use, or None."""
     # A single hour is a point, not a course.
     lines = {each.service: each.hours for each in content.capacity if len(each.hours) > 1}
     ahead = {}
@@ -254,12 +238,8 @@ def _lines(
 ) -> Figure | None:
     """Courses over time by service, and where they lead, or None."""
     colours = dict(zip(lines, _LINES, strict=False))
-    drawn = [
-        (service, points, kind)
-        for kind, courses in (("", lines), (" forecast", ahead or {}))
-        for service, points in courses.items()
-        if service in colours
-    ]
+    drawn = [(service, points, "") for service, points in lines.items()]
+    drawn += [(service, points, " forecast") for service, points in (ahead or {}).items()]
     if not drawn:
         return None
     times = [at_us for _, points, _ in drawn for at_us, _ in points]
@@ -272,9 +252,7 @@ def _lines(
     return Figure([panel], span, [(colour, service) for service, colour in colours.items()])
 
 
-def _course(
-    panel: Panel, points: Sequence[tuple[float, float]], colour: str, name: str, kind: str = ""
-) -> None:
+def _course(panel: Panel, points: Sequence[_Two], colour: str, name: str, kind: str = "") -> None:
     """A line through points; of a few of them with the points."""
     places = [f"{x:.2f} {y:.1f}" for x, y in points]
     panel.path(f"course{kind}", ["M", "L".join(places)], f"stroke:var({colour})", name)

@@ -14,9 +14,12 @@ import datetime as dt
 import glob
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import fields
 
 from bstar.errors import ConfigurationError, PipelineError
 from bstar_pipeline.commits import Folder, Snapshot, folder_named, open_snapshot
@@ -25,12 +28,11 @@ from bstar_pipeline.tables import TABLES, columns_of, utc
 
 if TYPE_CHECKING:
     import duckdb
-    from _typeshed import DataclassInstance
     from pyspark.sql import SparkSession
 
 # ruff: noqa: S608 - all that is put into queries are constants, and names of files
 
-_Value = TypeVar("_Value", bound="DataclassInstance")
+_Value = TypeVar("_Value", bound=Struct)
 _Engine = Callable[[str, list[str], str], list[Any]]
 """Runs a query about ``{table}``: of a table of this name these files. A row gives its columns by name."""
 
@@ -137,11 +139,36 @@ def open_tables(
     (``is_of_one_pair``), or nothing in that period; PipelineError, in the block too, if DuckDB cannot read a
     file.
     """
-    chosen = partial(_chosen, pair=pair, from_us=from_us, until_us=until_us, is_of_one_pair=is_of_one_pair)
+    with _opened(spark, root) as (engine, snapshot):
+        rows = engine("silver.runs", snapshot.files("silver.runs"), _LIVED)
+        # The last sign of life belongs to the period.
+        lived = {row["pair"]: (row["began_us"], row["ended_us"] + 1) for row in rows}
+        names = ", ".join(sorted(lived))
+        if not lived:
+            how = f"write them first with bstar pipeline run JOURNAL --out {root}"
+            raise ConfigurationError(f"{root} holds no tables of a pair: {how}")
+        if pair is None and is_of_one_pair:
+            if len(lived) > 1:
+                raise ConfigurationError(f"{root} is about several pairs: choose one of {names} with --pair")
+            pair = names
+        if pair is not None and pair not in lived:
+            raise ConfigurationError(f"{root} knows no pair {pair}: it has {names}")
+        periods = [period for name, period in lived.items() if pair in (None, name)]
+        began_us, ended_us = min(began for began, _ in periods), max(ended for _, ended in periods)
+        first = max(began_us, from_us or 0)
+        last = ended_us if until_us is None else min(ended_us, until_us)
+        if first >= last:
+            there = f"its journals are from {utc(began_us):%FT%TZ} to {utc(ended_us - 1):%FT%TZ}"
+            raise ConfigurationError(f"nothing of pair {pair or names} in that period: {there}")
+        yield Tables(snapshot, engine, pair, first, last)
+
+
+@contextmanager
+def _opened(spark: SparkSession | None, root: str) -> Iterator[tuple[_Engine, Snapshot]]:
     if spark is not None:
         from bstar_pipeline import store
 
-        yield chosen(partial(_on_spark, spark), store.snapshot(spark, root))
+        yield partial(_on_spark, spark), store.snapshot(spark, root)
         return
     import duckdb
 
@@ -152,45 +179,9 @@ def open_tables(
         snapshot = open_snapshot(Folder(folder), root)
         with duckdb.connect() as duck:
             duck.execute("CREATE MACRO unix_micros(moment) AS epoch_us(moment)")
-            yield chosen(partial(_on_duckdb, duck), Snapshot(str(folder), snapshot.manifest))
+            yield partial(_on_duckdb, duck), Snapshot(str(folder), snapshot.manifest)
     except (duckdb.Error, OSError) as error:
         raise PipelineError(f"{root}: {error}") from error
-
-
-def _chosen(
-    engine: _Engine,
-    snapshot: Snapshot,
-    pair: str | None,
-    from_us: int | None,
-    until_us: int | None,
-    is_of_one_pair: bool,
-) -> Tables:
-    """The period is at most the time in which the processes lived."""
-    root = snapshot.root
-    rows = engine("silver.runs", snapshot.files("silver.runs"), _LIVED)
-    # The last sign of life belongs to the period.
-    lived = {row["pair"]: (row["began_us"], row["ended_us"] + 1) for row in rows}
-    names = ", ".join(sorted(lived))
-    if not lived:
-        raise ConfigurationError(
-            f"{root} holds no tables of a pair: write them first with bstar pipeline run JOURNAL --out {root}"
-        )
-    if pair is None and is_of_one_pair:
-        if len(lived) > 1:
-            raise ConfigurationError(f"{root} is about several pairs: choose one of {names} with --pair")
-        pair = names
-    if pair is not None and pair not in lived:
-        raise ConfigurationError(f"{root} knows no pair {pair}: it has {names}")
-    periods = [period for name, period in lived.items() if pair in (None, name)]
-    began_us, ended_us = min(began for began, _ in periods), max(ended for _, ended in periods)
-    first = max(began_us, from_us or 0)
-    last = ended_us if until_us is None else min(ended_us, until_us)
-    if first >= last:
-        raise ConfigurationError(
-            f"nothing of pair {pair or names} in that period: its journals are from {utc(began_us):%FT%TZ} "
-            f"to {utc(ended_us - 1):%FT%TZ}"
-        )
-    return Tables(snapshot, engine, pair, first, last)
 
 
 def _on_spark(spark: SparkSession, name: str, files: list[str], query: str) -> list[Any]:
@@ -212,12 +203,9 @@ def _rows_of(name: str, files: list[str]) -> str:
     columns = ", ".join(
         f"NULL::{_TYPES.get(kind, kind)} AS {column}" for column, kind in columns_of(TABLES[name])
     )
-    empty = f"SELECT {columns} WHERE FALSE"
-    if not files:
-        return f"({empty})"
     names = ", ".join("'" + glob.escape(file).replace("'", "''") + "'" for file in files)
-    rows = f"FROM read_parquet([{names}], union_by_name = true, hive_partitioning = false)"
-    return f"({empty} UNION ALL BY NAME {rows})"
+    read = f"FROM read_parquet([{names}], union_by_name = true, hive_partitioning = false)"
+    return f"(SELECT {columns} WHERE FALSE{f' UNION ALL BY NAME {read}' if files else ''})"
 
 
 def filled(kind: type[_Value], row: Any, **given: Any) -> _Value:
@@ -228,8 +216,7 @@ def filled(kind: type[_Value], row: Any, **given: Any) -> _Value:
     for field in fields(kind):
         if field.name not in given:
             value = row[field.name]
-            is_plain = isinstance(field.type, type)
-            given[field.name] = field.type() if value is None and is_plain else value  # type: ignore[operator]
+            given[field.name] = field.type() if value is None and isinstance(field.type, type) else value
     return kind(**given)
 
 

@@ -4,8 +4,8 @@ The command ``bstar pipeline audit`` and the page use the same sentences, so tha
 """
 
 import math
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from bstar_pipeline.report.content import Content, Hit, Incident, Objective, Promise, Verdicts
@@ -13,57 +13,47 @@ from bstar_pipeline.tables import utc
 
 RULES = {
     "lost": (
-        "request was lost",
-        "requests were lost",
+        "{request was|requests were} lost",
         "Lost: a node accepted it, and no journal knows an outcome.",
     ),
     "executed-twice": (
-        "request was executed twice",
-        "requests were executed twice",
+        "{request was|requests were} executed twice",
         "Executed twice: a later execution was not marked as a repetition, or the call was not idempotent.",
     ),
     "answered-twice": (
-        "request was answered twice",
-        "requests were answered twice",
+        "{request was|requests were} answered twice",
         "Answered twice: its client was given more than one reply.",
     ),
     "crossed": (
-        "reply was crossed",
-        "replies were crossed",
+        "{reply was|replies were} crossed",
         "Crossed: a client got what no worker had answered to its request.",
     ),
     "durable-lost": (
-        "durable request is missing from the store",
-        "durable requests are missing from the store",
+        "durable {request is|requests are} missing from the store",
         "Durable and lost: the store counts fewer than the journals know.",
     ),
     "begun-after-end": (
-        "durable request was begun after its end",
-        "durable requests were begun after their ends",
+        "durable {request was begun after its end|requests were begun after their ends}",
         "Begun after its end: a node gave it to a worker after its cancel or close.",
     ),
     "answer-changed": (
-        "answer to a durable request changed",
-        "answers to durable requests changed",
+        "{answer to a durable request|answers to durable requests} changed",
         "Answer changed: two answers to one durable request differ, or it ended twice.",
     ),
     "epoch-reused": (
-        "epoch was taken by both nodes",
-        "epochs were taken by both nodes",
+        "{epoch was|epochs were} taken by both nodes",
         "Epoch reused: both nodes took the same one, so workers cannot tell which of them was superseded.",
     ),
     "stale-epoch": (
-        "worker executed in an older epoch",
-        "workers executed in an older epoch",
+        "{worker|workers} executed in an older epoch",
         "Older epoch: a worker began a request of a node that it knew to be superseded.",
     ),
     "both-active": (
-        "interval in which both nodes served",
-        "intervals in which both nodes served",
+        "{interval|intervals} in which both nodes served",
         "Both nodes served: at once, and for longer than the stated clock error.",
     ),
 }
-"""What a finding of each rule of the audit means: one, several, explanation."""
+"""What a finding of each rule of the audit is called, {one|several}, and what it means."""
 
 
 class Kind(NamedTuple):
@@ -106,8 +96,7 @@ KINDS = {
 Level = Literal["violated", "unproven", "passed", "empty"]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """``level``: "violated" (a promise was broken), "unproven" (none was seen to be broken, but the journals
     cannot tell about everything), "passed", or "empty" (there was no request to judge).
     """
@@ -139,7 +128,7 @@ def judge(verdicts: Sequence[Verdicts] | None, requests: float) -> Verdict:
     if violated:
         found = "; ".join(_found(each.rule, each.violated) for each in violated)
         level, headline = "violated", f"Violated: {found}."
-        first = [RULES[each.rule][2] for each in violated if each.rule in RULES]
+        first = [RULES[each.rule][1] for each in violated if each.rule in RULES]
     elif not requests:
         level, headline = "empty", "Nothing to judge: there is no request in this period."
         first = ["Were the brokers' journals on, and is this the right period?"]
@@ -159,8 +148,9 @@ def judge(verdicts: Sequence[Verdicts] | None, requests: float) -> Verdict:
 
 
 def _found(rule: str, number: int) -> str:
-    one, several, _ = RULES.get(rule, (f"finding of {rule}", f"findings of {rule}", ""))
-    return f"{count(number)} {one if number == 1 else several}"
+    phrase, _ = RULES.get(rule, (f"{{finding|findings}} of {rule}", ""))
+    chosen = r"\1" if number == 1 else r"\2"
+    return f"{count(number)} {re.sub(r'{(.*)[|](.*)}', chosen, phrase)}"
 
 
 def kind_of(incident: Incident) -> Kind:
@@ -263,10 +253,8 @@ def promised(promise: Promise | None) -> str:
     """The objective of a service."""
     if promise is None:
         return ""
-    return (
-        f"{promise.availability * 100:.6g} % answered, {promise.latency_share * 100:.6g} % within "
-        f"{duration(promise.latency_us)}"
-    )
+    answered, within = (f"{part * 100:.6g} %" for part in (promise.availability, promise.latency_share))
+    return f"{answered} answered, {within} within {duration(promise.latency_us)}"
 
 
 def budget_used(promise: Promise | None) -> str:
