@@ -174,12 +174,12 @@ def test_objectives_come_from_a_file_and_services_take_over_what_they_do_not_say
         "services: {slow: {latency_us: 2000000}, strict: {availability: 0.9999}}\nperiod_days: 7\n"
     )
     told = slo.load(file)
-    assert told.of("anything") == slo.Objective(availability=0.99, errors=("lost",))
-    assert told.of("slow") == slo.Objective(availability=0.99, errors=("lost",), latency_us=2_000_000)
-    assert told.of("strict").availability == 0.9999
+    assert told.default == slo.Objective(availability=0.99, errors=("lost",))
+    assert told.services["slow"] == slo.Objective(availability=0.99, errors=("lost",), latency_us=2_000_000)
+    assert told.services["strict"].availability == 0.9999
     assert told.fast_burn == pytest.approx(0.02 * 7 * 24)
     file.write_text('{"services": {"json": {"latency_share": 0.5}}}')
-    assert slo.load(file).of("json") == slo.Objective(latency_share=0.5)
+    assert slo.load(file).services["json"] == slo.Objective(latency_share=0.5)
     file.write_text("")
     assert slo.load(file) == slo.Objectives()
     assert slo.Objectives().fast_burn == pytest.approx(14.4)

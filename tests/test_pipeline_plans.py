@@ -67,7 +67,7 @@ def plans(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict
         "ranges": copies.summed(table("typed", lines)).frame,
         "facts": silver.fact_rows(records).frame,
         "requests": silver.requests(records, runs).frame,
-        "gaps": outages.gaps(requests, ()).frame,
+        "gaps": outages.gaps(requests, {}).frame,
         "audit": audit.audit(requests, runs).frame,
         "sketches": objectives.sketches(records).frame,
         "clients": clients.clients(records).frame,

@@ -89,9 +89,8 @@ def of_journals(inputs: Sequence[str], root: str) -> Amount | None:
         return None
     from bstar_pipeline.journal_files import files_at
 
-    size_bytes = 0
-    for file in files_at(inputs):
-        size_bytes += file.length * _PACKED if file.path.endswith(".gz") else file.length
+    files = files_at(inputs)
+    size_bytes = sum(file.length * (_PACKED if file.path.endswith(".gz") else 1) for file in files)
     return Amount("journals", size_bytes, min(_JOURNALS_MAX, memory_bytes() // _MEMORY_SHARE))
 
 
@@ -108,11 +107,5 @@ def of_tables(root: str, names: Iterable[str] = TABLES) -> Amount | None:
 def memory_bytes() -> int:
     """Of this machine, or of the container if that has less."""
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for file in _LIMITS:
-        try:
-            limit = file.read_text().strip()
-        except OSError:
-            continue
-        if limit.isdecimal():
-            there = min(there, int(limit))
-    return there
+    limits = (file.read_text().strip() for file in _LIMITS if file.is_file())
+    return min([there, *(int(limit) for limit in limits if limit.isdecimal())])

@@ -12,7 +12,6 @@ with more clients and workers is. Where these are as many, neither is put right 
 Nodes tell of each other, too: a node sees its peer after that began, and finds it active after it became so.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -54,11 +53,14 @@ class _Bounds(NamedTuple):
     unsure: int
 
     @property
+    def is_closed(self) -> bool:
+        """Whether there are bounds on both sides."""
+        return self.high - self.low < _FAR_US // 2
+
+    @property
     def centre(self) -> int:
         """The best guess: of what is bounded on one side alone, the least that is possible."""
-        if self.high - self.low < _FAR_US // 2:
-            return (self.low + self.high) // 2
-        return min(max(0, self.low), self.high)
+        return (self.low + self.high) // 2 if self.is_closed else min(max(0, self.low), self.high)
 
     def moved(self, low: int, high: int) -> "_Bounds":
         """These and further ones in a row."""
@@ -77,30 +79,24 @@ def of_peers(words: Iterable[Word]) -> list[Link]:
 
     ``words``: records of kinds started, peer-seen, active and state.
     """
-    started: dict[str, Word] = {}
-    first_active: dict[str, Word] = {}
-    of_run: dict[str, list[Word]] = defaultdict(list)
-    for word in words:
-        of_run[word.boot].append(word)
-        if word.kind == "started":
-            started[word.boot] = word
-        elif word.kind == "active":
-            first_active.setdefault(word.boot, word)
+    in_order = list(words)
+    first: dict[tuple[str, str], Word] = {}
+    for word in in_order:
+        first.setdefault((word.boot, word.kind), word)
     # By how much a clock is ahead of another at most.
     most: dict[tuple[str, str], int] = {}
-    for run in of_run.values():
-        peer = ""
-        for word in run:
-            if word.kind == "peer-seen" and word.peer_boot:
-                peer = word.peer_boot
-                cause = started.get(peer)
-            elif word.kind == "state" and word.event == "PEER_ACTIVE":
-                cause = first_active.get(peer) if peer in started else None
-            else:
-                continue
-            if cause is not None and cause.clock != word.clock:
-                key = word.clock, cause.clock
-                most[key] = min(word.at_us - cause.at_us, most.get(key, _FAR_US))
+    peers: dict[str, str] = {}
+    for word in in_order:
+        cause = None
+        if word.kind == "peer-seen" and word.peer_boot:
+            peers[word.boot] = word.peer_boot
+            cause = first.get((word.peer_boot, "started"))
+        elif word.kind == "state" and word.event == "PEER_ACTIVE":
+            peer = peers.get(word.boot, "")
+            cause = first.get((peer, "active")) if (peer, "started") in first else None
+        if cause is not None and cause.clock != word.clock:
+            key = word.clock, cause.clock
+            most[key] = min(word.at_us - cause.at_us, most.get(key, _FAR_US))
     return [
         Link(node, other, -most.get((other, node), _FAR_US), most.get((node, other), _FAR_US))
         for node, other in sorted({min(key, key[::-1]) for key in most})
@@ -123,20 +119,23 @@ def wrong(
         if middle is None:
             low, high = sorted(bounds.centre for bounds in found.values())
             off |= dict.fromkeys(found, Off(0, high - low))
-            left = [link for link in left if link.node not in found]
-            continue
-        found = _ahead_of(middle, left)
-        unsure = {name: bounds.unsure for name, bounds in found.items()}
-        for link in left:
-            if link.node in found:
-                for name in (link.node, link.other):
-                    unsure[name] = max(unsure[name], _contradiction(link, found))
-        for name, bounds in found.items():
-            if unsure[name] or not bounds.low <= 0 <= bounds.high:
-                is_open = bounds.high - bounds.low >= _FAR_US // 2
-                off[name] = Off(bounds.centre, abs(bounds.centre) if is_open else unsure[name])
+        else:
+            off |= _off_of(_ahead_of(middle, left), [link for link in left if link.node in found])
         left = [link for link in left if link.node not in found]
     return off
+
+
+def _off_of(found: Mapping[str, _Bounds], links: Iterable[Link]) -> dict[str, Off]:
+    """The clocks that are wrong, or unsure, of those that links connect."""
+    unsure = {name: bounds.unsure for name, bounds in found.items()}
+    for link in links:
+        for name in (link.node, link.other):
+            unsure[name] = max(unsure[name], _contradiction(link, found))
+    return {
+        name: Off(bounds.centre, unsure[name] if bounds.is_closed else abs(bounds.centre))
+        for name, bounds in found.items()
+        if unsure[name] or not bounds.low <= 0 <= bounds.high
+    }
 
 
 def _contradiction(link: Link, found: Mapping[str, _Bounds]) -> int:
@@ -149,22 +148,18 @@ def _contradiction(link: Link, found: Mapping[str, _Bounds]) -> int:
 def _ahead_of(clock: str, links: Sequence[Link]) -> dict[str, _Bounds]:
     """What each clock that links connect to this one is ahead of it."""
     found = {clock: _Bounds(0, 0, 0)}
+    ways = [(other, node, low, high) for node, other, low, high in links]
+    ways += [(node, other, -high, -low) for node, other, low, high in links]
     while True:
         # What is new by what is known, over one link more at each turn.
         reached: dict[str, _Bounds] = {}
-        for node, other, low, high in links:
-            if other in found and node not in found:
-                _reach(reached, node, found[other].moved(low, high))
-            if node in found and other not in found:
-                _reach(reached, other, found[node].moved(-high, -low))
+        for known, new, low, high in ways:
+            if known in found and new not in found:
+                bounds = found[known].moved(low, high)
+                reached[new] = reached[new].narrowed(bounds) if new in reached else bounds
         if not reached:
             return found
         found |= reached
-
-
-def _reach(reached: dict[str, _Bounds], name: str, bounds: _Bounds) -> None:
-    known = reached.get(name)
-    reached[name] = bounds if known is None else known.narrowed(bounds)
 
 
 def _middle(found: Mapping[str, _Bounds], nodes: set[str], processes: Mapping[str, int]) -> str | None:
@@ -172,8 +167,6 @@ def _middle(found: Mapping[str, _Bounds], nodes: set[str], processes: Mapping[st
     in_order = sorted(found, key=lambda name: (found[name].centre, name not in nodes, name))
     middles = in_order[(len(in_order) - 1) // 2 : len(in_order) // 2 + 1]
     of_nodes = [name for name in middles if name in nodes] or middles
-    if len(of_nodes) == 1:
-        return of_nodes[0]
     most = max(processes.get(name, 0) for name in of_nodes)
     chosen = [name for name in of_nodes if processes.get(name, 0) == most]
     # In a larger group it is no matter: both stand near the middle.

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import duckdb
 from py4j.protocol import Py4JError
@@ -59,7 +60,8 @@ def session(
     """
     # It tells of broken connections to the JVM by tracebacks; the exception that comes with it is enough.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    with _in_words():
+    opened = partial(open_session, app, master=master, remote=remote, is_small=is_small, jvm=jvm)
+    try:
         active = SparkSession.getActiveSession()
         if active is not None:
             yield active
@@ -68,25 +70,11 @@ def session(
         # A Connect server is a process of its own.
         with archived(java_path(), every) if remote is None else nullcontext("") as java_options:
             with _without_noise():
-                spark = open_session(
-                    app,
-                    master=master,
-                    remote=remote,
-                    settings=every,
-                    is_small=is_small,
-                    jvm=jvm,
-                    java_options=java_options,
-                )
+                spark = opened(settings=every, java_options=java_options)
             try:
                 yield spark
             finally:
                 spark.stop()
-
-
-@contextmanager
-def _in_words() -> Iterator[None]:
-    try:
-        yield
     except (PySparkException, Py4JError, duckdb.Error) as error:
         raise PipelineError(_sentence(error)) from error
 
@@ -95,20 +83,16 @@ def _settings(master: str | None, remote: str | None) -> dict[str, str]:
     """What holds unless somebody says otherwise; nothing for a Connect server that is not started here."""
     if not starts_driver(remote):
         return {}
-    if remote is not None:
-        # A server logs every error that it answers with, too.
-        return {**_SETTINGS, **_LOCAL_SETTINGS, "spark.log.level": "FATAL"}
-    return {**_SETTINGS, **(_LOCAL_SETTINGS if (master or "").startswith("local") else {})}
+    is_local = remote is not None or (master or "").startswith("local")
+    # A server logs every error that it answers with, too.
+    log = {} if remote is None else {"spark.log.level": "FATAL"}
+    return {**_SETTINGS, **(_LOCAL_SETTINGS if is_local else {}), **log}
 
 
 def _sentence(error: Exception) -> str:
-    lines = []
-    for line in str(error).splitlines():
-        if line.startswith("JVM stacktrace"):
-            break
-        if line.strip() and not line.lstrip().startswith(("at ", "... ")):
-            lines.append(line.rstrip())
-    return "\n".join(lines[:_LINES_MAX]) or type(error).__name__
+    lines = str(error).partition("\nJVM stacktrace")[0].splitlines()
+    told = [each.rstrip() for each in lines if each.strip() and not each.lstrip().startswith(("at ", "... "))]
+    return "\n".join(told[:_LINES_MAX]) or type(error).__name__
 
 
 @contextmanager

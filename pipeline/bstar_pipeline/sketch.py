@@ -7,14 +7,10 @@ order of their values. A percentile is the value of the first bucket at which th
 reaches its share of the whole (nearest rank). Two histograms are merged by adding the weights of equal
 buckets, in any order and at any time: all engines come to the same numbers.
 
-Weights are counted in millionths, as whole numbers, so that sums do not depend on their order; a sampling
-rate of a third loses nothing that anybody could see. Below 10^10
+Weights are counted in millionths, as whole numbers, so that sums do not depend on their order. Below 10^10
 (2.8 hours) no whole number lies so close to the border of a bucket that two implementations of the logarithm
-could disagree about it.
-
-Not for values that are fractions below 1, and not for exact percentiles. Source of the idea: Masson, Rim,
-Lee, "DDSketch: a fast and fully-mergeable quantile sketch with relative-error guarantees" (VLDB 2019),
-section 2.
+could disagree about it. Source of the idea: Masson, Rim, Lee, "DDSketch: a fast and fully-mergeable quantile
+sketch with relative-error guarantees" (VLDB 2019), section 2.
 """
 
 import math

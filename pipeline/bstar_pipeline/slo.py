@@ -63,10 +63,6 @@ class Objectives(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     slow_share: Share = 0.05
     alert_requests: Annotated[int, msgspec.Meta(ge=0)] = 100
 
-    def of(self, service: str) -> Objective:
-        """What one service promises."""
-        return self.services.get(service, self.default)
-
     @property
     def fast_burn(self) -> float:
         """The burn rate that uses up ``fast_share`` in an hour: 14.4 for 2 % of 30 days."""

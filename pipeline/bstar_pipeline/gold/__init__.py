@@ -1,3 +1,1 @@
 """The answers: functions from the lower tables to those of gold, one module for each question."""
-
-__all__: list[str] = []

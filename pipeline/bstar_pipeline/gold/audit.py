@@ -15,53 +15,46 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from bstar.records.broker import FINISHED
-from bstar_pipeline.gold.rules import DURABLE_NUMBER, FINDINGS, literal
+from bstar_pipeline.gold.rules import DURABLE_NUMBER, FINDINGS, judged, unproven
 from bstar_pipeline.pair_rows import Row, Rows
 from bstar_pipeline.partitions import Made, Stored, queried
 from bstar_pipeline.schema import table_schema
 
 # Bits of silver.requests.evidence.
 _NODE, _CLIENT, _WORKER = 1, 2, 4
-_FOREVER = 1 << 62
+FOREVER = 1 << 62
 # What the end of a journal may lack: records that waited to be written ...
-_UNWRITTEN_US = 2_000_000
+UNWRITTEN_US = 2_000_000
 # ... and calls that had not ended yet.
 _CALL_MAX_US = 60_000_000
-
 _MINUTE_US = 60_000_000
 
-_IS_ENDED = f"outcome IN {FINISHED}"
-# What a rule cannot be proven for: the rule, the condition of such requests, and why.
-_UNCOVERED = (
-    (
-        "lost",
-        "client LIKE 'mdp-%'",
-        "of plain Majordomo clients, whose requests have no identity: nothing is checked",
+_HAS_IDENTITY = "client NOT LIKE 'mdp-%'"
+_IS_ENDED = f"{_HAS_IDENTITY} AND outcome IN {FINISHED}"
+_IS_UNSEEN = f"{_IS_ENDED} AND evidence & {_WORKER} = 0"
+# What no rule of a name can be proven for. The client of a durable request's attempts is the store.
+_UNCOVERED = {
+    "lost": (
+        unproven(
+            "client LIKE 'mdp-%'",
+            "of plain Majordomo clients, whose requests have no identity: nothing is checked",
+        ),
+        unproven(
+            f"{_HAS_IDENTITY} AND number <> {DURABLE_NUMBER} AND evidence & {_CLIENT} = 0",
+            "not in a client's journal: whether the client got an answer is not known",
+        ),
     ),
-    (
-        "lost",
-        # The client of a durable request's attempts is the store.
-        f"client NOT LIKE 'mdp-%' AND number <> {DURABLE_NUMBER} AND evidence & {_CLIENT} = 0",
-        "not in a client's journal: whether the client got an answer is not known",
+    "executed-twice": (
+        unproven(_IS_UNSEEN, "not in a worker's journal: how often they were executed is not known"),
     ),
-    (
-        "executed-twice",
-        f"client NOT LIKE 'mdp-%' AND evidence & {_WORKER} = 0 AND {_IS_ENDED}",
-        "not in a worker's journal: how often they were executed is not known",
+    "answered-twice": (
+        unproven(
+            f"{_IS_ENDED} AND number < {DURABLE_NUMBER} AND evidence & {_NODE} = 0",
+            "not in a node's journal: how often they were answered is not known",
+        ),
     ),
-    (
-        "answered-twice",
-        f"client NOT LIKE 'mdp-%' AND number < {DURABLE_NUMBER} AND evidence & {_NODE} = 0 AND {_IS_ENDED}",
-        "not in a node's journal: how often they were answered is not known",
-    ),
-    (
-        "crossed",
-        f"client NOT LIKE 'mdp-%' AND evidence & {_WORKER} = 0 AND {_IS_ENDED}",
-        "not in a worker's journal: what was answered to them is not known",
-    ),
-)
-
-
+    "crossed": (unproven(_IS_UNSEEN, "not in a worker's journal: what was answered to them is not known"),),
+}
 _CARRIED = (
     "day", "pair", "client", "number", "service", "node", "evidence", "outcome", "ended_at_us",
     "accepted_at_us", "executions", "answers", "deliveries", "calls", "unmarked", "returned", "call_outcome",
@@ -78,7 +71,7 @@ def audit(requests: Stored, runs: Rows) -> Made:
     }
     found = queried(requests.take(*_CARRIED), (), _FOUND, tables=tables)
     # Of most requests nothing is lacking.
-    some = " OR ".join(f"({condition})" for _, condition, _ in _UNCOVERED)
+    some = " OR ".join(f"({rule.when})" for rules in _UNCOVERED.values() for rule in rules)
     coverage = queried(requests.take(*_CARRIED, where=some), (), _COVERAGE)
     return queried([found, coverage], ("pair", "rule"), _AUDIT, table_schema("gold.audit"))
 
@@ -99,25 +92,14 @@ def _lacks(runs: Rows) -> Iterator[Row]:
     found: defaultdict[str, defaultdict[str, list[dict[str, int]]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         is_lacking = any(run[name] for name in ("missing", "dropped", "conflicts"))
-        is_cut, is_sampled = not run["is_clean"], run["is_sampled"]
+        is_cut, is_partial = not run["is_clean"], is_lacking or run["is_sampled"]
         first_us, last_us = run["started_at_us"], run["last_at_us"]
-        unwritten_us, ended_us = last_us - _UNWRITTEN_US, last_us + _UNWRITTEN_US
-        is_partial = is_lacking or is_sampled
+        unwritten_us, ended_us = last_us - UNWRITTEN_US, last_us + UNWRITTEN_US
+        called_us = first_us if is_partial else last_us - _CALL_MAX_US
+        worked_us = first_us if is_lacking else unwritten_us
         for source, name, is_gap, since_us, until_us in (
-            (
-                "client",
-                "client_gaps",
-                is_partial or is_cut,
-                first_us if is_partial else last_us - _CALL_MAX_US,
-                _FOREVER,
-            ),
-            (
-                "worker",
-                "worker_gaps",
-                is_lacking or is_cut,
-                first_us if is_lacking else unwritten_us,
-                last_us + _CALL_MAX_US,
-            ),
+            ("client", "client_gaps", is_partial or is_cut, called_us, FOREVER),
+            ("worker", "worker_gaps", is_lacking or is_cut, worked_us, last_us + _CALL_MAX_US),
             ("broker", "node_ends", is_cut, unwritten_us, ended_us),
             ("broker", "node_gaps", is_partial, first_us, ended_us),
         ):
@@ -129,23 +111,6 @@ def _lacks(runs: Rows) -> Iterator[Row]:
                 if run["before"] > 0:
                     gaps.append({"since": 0, "until": first_us})
     return ({"pair": pair, **gaps} for pair, gaps in found.items())
-
-
-# --- what cannot be proven ----------------------------------------------------------------------------------
-
-_REASONS = ", ".join(
-    f"CASE WHEN {condition} THEN {{rule: '{rule}', verdict: 'unproven', text: {literal(text)}}} END"
-    for rule, condition, text in _UNCOVERED
-)
-_LACKING = f"""
-SELECT day, pair, client, number, service, NULL::VARCHAR AS node,
-    coalesce(ended_at_us, accepted_at_us) AS at_us,
-    unnest(list_filter([{_REASONS}], lambda one: one IS NOT NULL)) AS found
-FROM rows
-"""
-
-
-# --- both ---------------------------------------------------------------------------------------------------
 
 
 def _counted(findings: str) -> str:
@@ -161,7 +126,7 @@ FROM findings GROUP BY ALL
 """
 
 
-_FOUND, _COVERAGE = _counted(FINDINGS), _counted(_LACKING)
+_FOUND, _COVERAGE = _counted(FINDINGS), _counted(judged(_UNCOVERED, "rows"))
 _AUDIT = """
 SELECT rule, verdict, client, number, service, node, min(first_us) AS at_us,
     nullif(max(last_us) - min(first_us), 0) AS duration_us, sum(count)::BIGINT AS count, text, day, pair

@@ -37,12 +37,19 @@ def clients(records: Stored) -> Made:
     return queried(sums, ("pair", "day"), _CLIENTS, table_schema("gold.clients"))
 
 
-def _counted(name: str, weight: str, counts: str = "minute") -> str:
-    parts = f"sum({sketch.millionths_sql(weight)}) FILTER (entry.{counts} IS NOT NULL)"
-    return f"{parts}::BIGINT AS {name}"
-
-
 _IS_ANSWERED = "outcome IN ('answered', 'declined')"
+# What is added up, and what a record counts there.
+_COUNTS = {
+    "requests": "weight",
+    "answered": f"if({_IS_ANSWERED}, weight, 0)",
+    "failed": "if(outcome = 'failed', weight, 0)",
+    **{name: f"weight * {name}" for name in ("retries", "busy", "bytes_in", "bytes_out")},
+}
+_COUNTED = ", ".join(
+    f"(sum({sketch.millionths_sql(weight)}) FILTER (entry.minute IS NOT NULL))::BIGINT AS {name}"
+    for name, weight in _COUNTS.items()
+)
+_ADDED = ", ".join(f"sum({name}) AS {name}" for name in _COUNTS)
 # In millionths; once for each minute (bucket is null), and once for each bucket of a client's times (minute
 # is null, and only ``finished`` is counted). Attempts at durable requests have the request's id there; their
 # client is the store.
@@ -60,23 +67,15 @@ WITH entries AS (
     FROM rows WHERE is_own OR (kind = 'request' AND outcome NOT IN ('returned', 'late'))
 )
 SELECT pair, client, is_own, node, day, entry.minute AS minute, entry.bucket AS bucket,
-    {_counted("requests", "weight")},
-    {_counted("answered", f"if({_IS_ANSWERED}, weight, 0)")},
-    {_counted("failed", "if(outcome = 'failed', weight, 0)")},
-    {_counted("retries", "weight * retries")},
-    {_counted("busy", "weight * busy")},
-    {_counted("bytes_in", "weight * bytes_in")},
-    {_counted("bytes_out", "weight * bytes_out")},
-    {_counted("finished", "weight", "bucket")}
+    {_COUNTED},
+    (sum({sketch.millionths_sql("weight")}) FILTER (entry.bucket IS NOT NULL))::BIGINT AS finished
 FROM entries WHERE entry IS NOT NULL GROUP BY ALL
 """
 # Where a client has said itself what it did, what others saw of it is left out. The median client's busiest
 # minute is, of an even number, that of the lower one.
 _CLIENTS = f"""
 WITH sums AS (
-    SELECT pair, client, is_own, node, day, minute, bucket, sum(requests) AS requests,
-        sum(answered) AS answered, sum(failed) AS failed, sum(retries) AS retries, sum(busy) AS busy,
-        sum(bytes_in) AS bytes_in, sum(bytes_out) AS bytes_out, coalesce(sum(finished), 0) AS finished
+    SELECT pair, client, is_own, node, day, minute, bucket, {_ADDED}, coalesce(sum(finished), 0) AS finished
     FROM rows GROUP BY ALL
 ),
 own AS (
@@ -88,9 +87,7 @@ ranked AS (
     FROM own WINDOW of_client AS (PARTITION BY day, pair, client)
 ),
 found AS (
-    SELECT day, pair, client, max(node) AS node, sum(requests) AS requests, sum(answered) AS answered,
-        sum(failed) AS failed, sum(retries) AS retries, sum(busy) AS busy, sum(bytes_in) AS bytes_in,
-        sum(bytes_out) AS bytes_out, max(requests) AS peak,
+    SELECT day, pair, client, max(node) AS node, {_ADDED}, max(requests) AS peak,
         arg_max(of_all, {{requests: requests, minute: -minute}}) FILTER (minute IS NOT NULL) AS of_all,
         {sketch.percentile_sql(0.99, "bucket", "running", "whole")} AS p99
     FROM ranked GROUP BY day, pair, client

@@ -13,36 +13,24 @@ from collections import defaultdict
 
 import pyarrow as pa
 
+from bstar_pipeline.gold.audit import FOREVER, UNWRITTEN_US
 from bstar_pipeline.gold.history import CLOCK_ERROR_US
 from bstar_pipeline.pair_rows import Rows, offsets
 from bstar_pipeline.partitions import Made, Stored, queried
 from bstar_pipeline.schema import table_schema
 
-# What a node that was killed may not have written.
-_UNWRITTEN_US = 2_000_000
-_FOREVER = 1 << 62
 _COUNTED = ("pending", "answered", "dead", "cancelled")
-_STATED = pa.schema(
-    {
-        **dict.fromkeys(("pair", "node"), pa.string()),
-        **dict.fromkeys(("at_us", "entry", *_COUNTED, "doubt_us"), pa.int64()),
-    }
-)
+_NUMBERS = ("at_us", "entry", *_COUNTED, "doubt_us")
+_STATED = pa.schema(dict.fromkeys(("pair", "node"), pa.string()) | dict.fromkeys(_NUMBERS, pa.int64()))
 
 
 def durable_findings(
     durables: Stored, records: Stored, runs: Rows, states: Rows, clock_error_us: int = CLOCK_ERROR_US
 ) -> Made:
     """Rows of gold.audit, of ``silver.durables``, bronze records, ``silver.runs`` and ``silver.states``."""
-    stated = pa.Table.from_pylist(_stated(records, runs, states), _STATED)
-    return queried(
-        durables,
-        ("pair",),
-        _SQL,
-        table_schema("gold.audit"),
-        tables={"counts": stated},
-        values={"clock_us": clock_error_us},
-    )
+    tables = {"counts": pa.Table.from_pylist(_stated(records, runs, states), _STATED)}
+    values = {"clock_us": clock_error_us}
+    return queried(durables, ("pair",), _SQL, table_schema("gold.audit"), tables=tables, values=values)
 
 
 def _stated(records: Stored, runs: Rows, states: Rows) -> Rows:
@@ -53,11 +41,11 @@ def _stated(records: Stored, runs: Rows, states: Rows) -> Rows:
     doubts: defaultdict[str, int] = defaultdict(int)
     for run in runs:
         if run["source"] == "broker" and (run["missing"] or run["dropped"]):
-            doubts[run["pair"]] = _FOREVER
+            doubts[run["pair"]] = FOREVER
     for state in states:
         if state["ended_by"] == "kill":
             pair = state["pair"]
-            doubts[pair] = max(doubts[pair], state["until_at_us"] + _UNWRITTEN_US)
+            doubts[pair] = max(doubts[pair], state["until_at_us"] + UNWRITTEN_US)
     counts = {row["pair"]: row["last"] for row in last}
     return [
         {**counts.get(pair, {}), "pair": pair, "doubt_us": doubts.get(pair, 0)}
@@ -96,13 +84,10 @@ judged AS (
             verdict: CASE WHEN sure > stated THEN 'violated' WHEN known > stated THEN 'unproven'
                 WHEN state = 'pending' THEN 'excused' END,
             count: if(known > stated, known - stated, known),
-            text: CASE
-                WHEN sure > stated THEN printf(
-                    '%d are %s by the journals after entry %d, and the store of the %s has %d',
-                    sure, state, entry, node, stated)
-                WHEN known > stated THEN printf(
-                    '%d are %s by the journals after entry %d, and the store of the %s has %d, '
-                    || 'but a journal lacks something', known, state, entry, node, stated)
+            text: CASE WHEN known > stated THEN printf(
+                    '%d are %s by the journals after entry %d, and the store of the %s has %d%s',
+                    if(sure > stated, sure, known), state, entry, node, stated,
+                    if(sure > stated, '', ', but a journal lacks something'))
                 ELSE 'pending when the journals end: the store has them' END
         }},
         {{

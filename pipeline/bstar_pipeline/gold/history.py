@@ -1,8 +1,7 @@
 """The history of one pair, in plain Python: each node's states, and what happened to the pair.
 
-A pair's events are few, whatever its traffic, so no engine is needed to put them in order: both engines call
-``history`` with the runs of a pair's processes and their records of events. Requests are looked at in
-``gold.outages``.
+A pair's events are few, whatever its traffic, so no engine is needed to put them in order: the driver makes a
+``History`` of the runs of a pair's processes and their events. ``gold.outages`` looks at requests.
 
 When an incident began:
 
@@ -36,7 +35,6 @@ from __future__ import annotations
 
 import datetime as dt
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice, pairwise
@@ -72,11 +70,14 @@ _HANDOVERS = {
     "CLIENTS_CUT_OFF": "{node} handed the role over: clients reached its peer only.",
 }
 _FOREVER = 1 << 62
+_AT, _LOST = attrgetter("at_us"), attrgetter("lost_at_us")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a process, of ``silver.runs``."""
+    """One run of a process, of ``silver.runs``. Of its pulses: the state and epoch of the first, their mean
+    interval, and the longest time between two of them or of its records of these kinds.
+    """
 
     pair: str
     node: str
@@ -92,13 +93,9 @@ class Run:
     failover_timeout_us: int | None
     clock_unsure_us: int
     first_state: str | None
-    """Of its first pulse."""
     first_epoch: int | None
-    """Of its first pulse."""
     pulse_us: float | None
-    """The interval of its pulses, in the mean."""
     longest_us: int | None
-    """The longest time between two of its records of these kinds or pulses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,17 +144,13 @@ class State:
     votes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """Two nodes served at once: ``node`` had served before, ``successor`` came to it."""
+class Overlap(NamedTuple):
+    """Two nodes served at once: the ``old`` one had served before, the ``new`` one came to it."""
 
     since_at_us: int
     until_at_us: int
-    node: str
-    boot: str
-    epoch: int
-    successor: str
-    successor_epoch: int
+    old: State
+    new: State
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +227,8 @@ class History:
         self, runs: Iterable[Run], events: Iterable[Event], clock_error_us: int = CLOCK_ERROR_US
     ) -> None:
         self.clock_error_us = clock_error_us
-        in_order = sorted(runs, key=attrgetter("started_at_us", "boot"))
+        order = attrgetter("started_at_us", "boot")
+        in_order = sorted(runs, key=order)
         self.runs = [run for run in in_order if run.source == "broker"]
         self._lasts_us = max((run.last_at_us for run in in_order), default=0)
         self._nodes = {run.boot: _Node(run) for run in self.runs}
@@ -247,10 +241,11 @@ class History:
             elif event.kind in _CUT_OFF:
                 self._cut_off.append(event)
         self._brokers.sort(key=attrgetter("at_us", "seq"))
-        self._cut_off.sort(key=attrgetter("at_us"))
+        self._cut_off.sort(key=_AT)
         for node in self._nodes.values():
-            later = (run for run in self.runs if run.node == node.run.node and _is_later(run, node.run))
-            node.next_us = min((run.started_at_us for run in later), default=_FOREVER)
+            of_node = (run for run in self.runs if run.node == node.run.node)
+            later = (run.started_at_us for run in of_node if order(run) > order(node.run))
+            node.next_us = min(later, default=_FOREVER)
         self._losses = self._find_losses()
         roles = [each for each in self._brokers if each.kind in ("active", "inactive")]
         # What a node was when its journal here begins, a record of before tells, or its first pulse.
@@ -290,12 +285,9 @@ class History:
         """How a run ended: stop, kill, or end (of its journal)."""
         if node.run.is_clean:
             return "stop"
-        words = [
-            each
-            for each in self._brokers
-            if each.node != node.run.node and each.kind in ("peer-seen", "peer-lost")
-        ]
-        is_lost = bool(words) and words[-1].kind == "peer-lost" and words[-1].at_us > node.run.last_at_us
+        of_peer = (each for each in reversed(self._brokers) if each.node != node.run.node)
+        last = next((each for each in of_peer if each.kind in ("peer-seen", "peer-lost")), None)
+        is_lost = last is not None and last.kind == "peer-lost" and last.at_us > node.run.last_at_us
         is_silent = self._lasts_us - node.run.last_at_us > max(_SILENT_MIN_US, 2 * (node.run.longest_us or 0))
         return "kill" if node.next_us < _FOREVER or is_lost or is_silent else "end"
 
@@ -317,29 +309,23 @@ class History:
 
     def _find_losses(self) -> list[_Loss]:
         losses = []
-        seen: dict[str, Event] = {}
+        later: dict[str, Event] = {}
         for event in reversed(self._brokers):
             if event.kind == "peer-seen":
-                seen[event.node] = event
+                later[event.node] = event
             elif event.kind == "peer-lost":
-                again = seen.get(event.node)
-                seen_at_us, seen_boot = (_FOREVER, None) if again is None else (again.at_us, again.peer_boot)
+                again = later.get(event.node)
+                seen = (_FOREVER, None) if again is None else (again.at_us, again.peer_boot)
                 heard_at_us, how = event.at_us - (event.silent_us or 0), event.reason or ""
-                losses.append(
-                    _Loss(event.at_us, heard_at_us, how, event.node, event.boot, seen_at_us, seen_boot)
-                )
+                losses.append(_Loss(event.at_us, heard_at_us, how, event.node, event.boot, *seen))
         return losses[::-1]
-
-    def _losses_between(self, since_us: int, until_us: int) -> list[_Loss]:
-        return _between(self._losses, since_us, until_us, attrgetter("lost_at_us"))
 
     def _find_end(self, node: _Node) -> None:
         """Set the loss that tells of the run's end, and whether it ended."""
         run, error = node.run, self.clock_error_us
         found = []
-        for loss in self._losses_between(
-            max(run.started_at_us, node.gone_at_us - error), node.next_us + error
-        ):
+        since_us, until_us = max(run.started_at_us, node.gone_at_us - error), node.next_us + error
+        for loss in _between(self._losses, since_us, until_us, _LOST):
             # A partition ends no records: the node goes on writing after its peer stopped hearing it.
             silent_us = loss.lost_at_us if loss.how == "gone" else (loss.heard_at_us + loss.lost_at_us) // 2
             if loss.witness != run.node and (run.is_clean or run.last_at_us <= silent_us + error):
@@ -379,7 +365,7 @@ class History:
             signs.append(run.last_at_us + int(run.pulse_us * 1.5))
         dead_us = max(alive_us, min(signs))
         # The first connection that broke in between is the nearest sign of death.
-        broken = _between(self._cut_off, alive_us, dead_us, attrgetter("at_us"))
+        broken = _between(self._cut_off, alive_us, dead_us, _AT)
         until_us = broken[0].at_us if broken else dead_us
         began_us = until_us if is_refused or broken else (alive_us + until_us) // 2
         return began_us, (until_us - alive_us + 1) // 2
@@ -395,15 +381,13 @@ class History:
             began_us = stall.at_us - stall.gap_us
             noticed = [
                 loss.lost_at_us
-                for loss in self._losses_between(began_us, stall.at_us + margin_us)
+                for loss in _between(self._losses, began_us, stall.at_us + margin_us, _LOST)
                 if loss.witness != run.node
                 and loss.how != "left"
                 and began_us - margin_us <= loss.heard_at_us <= stall.at_us
             ]
-            text = (
-                f"{run.node} stood still for {_seconds(stall.gap_us)}: stopped, starved of CPU, or its "
-                "machine was suspended."
-            )
+            why = "stopped, starved of CPU, or its machine was suspended"
+            text = f"{run.node} stood still for {_seconds(stall.gap_us)}: {why}."
             lost_us = min(noticed, default=None)
             is_certain = bool(noticed) or 0 < timeout_us <= stall.gap_us
             error_us = heartbeat_us // 2
@@ -491,10 +475,10 @@ class History:
     def _both_active(self, states: Sequence[State]) -> Iterable[Incident]:
         """Both nodes served at once."""
         for each in overlaps(states, self.runs, self.clock_error_us):
-            since_us, until_us, came = each.since_at_us, each.until_at_us, each.successor
+            since_us, until_us, old, new = each.since_at_us, each.until_at_us, each.old, each.new
             lasted = _seconds(until_us - since_us)
-            why = f"Both nodes served for {lasted}: {came} was made active while {each.node} served."
-            yield Incident("both-active", each.node, each.boot, since_us, why, ended_at_us=until_us)
+            why = f"Both nodes served for {lasted}: {new.node} was made active while {old.node} served."
+            yield Incident("both-active", old.node, old.boot, since_us, why, ended_at_us=until_us)
 
     # --- what came of an incident ---------------------------------------------------------------------------
 
@@ -535,7 +519,7 @@ class History:
         later = bisect_right(begins, each.began_at_us)
         limits = [each.began_at_us + _SIGN_MAX_US, *(begin - 1 for begin in begins[later : later + 1])]
         until_us = min(limits if each.ended_at_us is None else [*limits, each.ended_at_us])
-        signs = [sign.at_us for sign in _between(self._cut_off, since_us, until_us, attrgetter("at_us"))[:1]]
+        signs = [sign.at_us for sign in _between(self._cut_off, since_us, until_us, _AT)[:1]]
         signs += [at_us for at_us in (each.lost_at_us, each.taken_over_at_us) if at_us is not None]
         return replace(each, detected_at_us=max(each.began_at_us, min(signs)) if signs else None)
 
@@ -579,27 +563,23 @@ def overlaps(
                 allowed_us = clock_error_us + max(ours.clock_unsure_us, theirs.clock_unsure_us)
             until_us = min(old.until_at_us, new.until_at_us)
             if until_us - new.since_at_us > allowed_us:
-                found.append(
-                    Overlap(new.since_at_us, until_us, old.node, old.boot, old.epoch, new.node, new.epoch)
-                )
+                found.append(Overlap(new.since_at_us, until_us, old, new))
     return found
 
 
 def _served(states: Iterable[State]) -> list[State]:
     """The times in which nodes served. A new epoch cuts an interval in two; for serving it is one."""
-    served: dict[str, list[State]] = defaultdict(list)
+    served: list[State] = []
     for each in sorted(states, key=attrgetter("node", "since_at_us", "until_at_us")):
         if not each.is_serving or each.until_at_us <= each.since_at_us:
             continue
-        of_node = served[each.node]
-        if of_node and each.since_at_us <= of_node[-1].until_at_us:
-            last = of_node[-1]
-            of_node[-1] = replace(
-                last, epoch=max(last.epoch, each.epoch), until_at_us=max(last.until_at_us, each.until_at_us)
-            )
+        last = served[-1] if served else None
+        if last is not None and last.node == each.node and each.since_at_us <= last.until_at_us:
+            epoch, until_us = max(last.epoch, each.epoch), max(last.until_at_us, each.until_at_us)
+            served[-1] = replace(last, epoch=epoch, until_at_us=until_us)
         else:
-            of_node.append(each)
-    return [each for of_node in served.values() for each in of_node]
+            served.append(each)
+    return served
 
 
 # --- the points of a run's states ---------------------------------------------------------------------------
@@ -625,15 +605,8 @@ def _active_from(node: _Node) -> Event | None:
 def _points(node: _Node) -> Iterable[_Point]:
     run = node.run
     epoch = next((each.epoch for each in node.events if each.kind == "started"), run.first_epoch)
-    beginning = {
-        "day": run.day,
-        "state": _state_at_first(node),
-        "epoch": epoch or 0,
-        "event": "START",
-        "text": "The process began.",
-        "votes": 0,
-        "is_away": False,
-    }
+    beginning = {"day": run.day, "state": _state_at_first(node), "epoch": epoch or 0, "is_away": False}
+    beginning |= {"event": "START", "text": "The process began.", "votes": 0}
     yield run.started_at_us, 0, 0, "start", beginning
     changes: list[Event] = [each for each in node.events if each.kind in ("stall", "state", "active")]
     for before, each, after in zip([None, *changes], changes, [*changes[1:], None], strict=False):
@@ -684,9 +657,8 @@ def _text_of_end(
     if node.next_us == _FOREVER:
         return f"{text} It was not started again in these journals."
     # Of a death without a word, the last sign of life is what is certain.
-    since_us, certain = (
-        (alive_us, ", counted from its last sign of life.") if exact_us is None else (exact_us, ".")
-    )
+    since_us = alive_us if exact_us is None else exact_us
+    certain = ", counted from its last sign of life." if exact_us is None else "."
     return f"{text} It was started again after {_seconds(node.next_us - since_us)}{certain}"
 
 
@@ -721,10 +693,6 @@ def _is_second(first: Incident, second: Incident) -> bool:
 # --- small things -------------------------------------------------------------------------------------------
 
 
-def _is_later(run: Run, other: Run) -> bool:
-    return (run.started_at_us, run.boot) > (other.started_at_us, other.boot)
-
-
 def _known(at_us: int) -> int | None:
     return None if at_us == _FOREVER else at_us
 
@@ -740,10 +708,10 @@ def _between(rows: Sequence[Any], since_us: int, until_us: int, at_us: Callable[
 
 def _from(events: Sequence[Event], since_us: int) -> Iterator[Event]:
     """Of events in order those of this time and later."""
-    return map(events.__getitem__, range(bisect_left(events, since_us, key=attrgetter("at_us")), len(events)))
+    return map(events.__getitem__, range(bisect_left(events, since_us, key=_AT), len(events)))
 
 
 def _back_from(events: Sequence[Event], until_us: int) -> Iterator[Event]:
     """Of events in order those before this time, the latest first."""
-    place = bisect_left(events, until_us, key=attrgetter("at_us"))
+    place = bisect_left(events, until_us, key=_AT)
     return map(events.__getitem__, range(place - 1, -1, -1))

@@ -47,12 +47,11 @@ def process_findings(
     ]
 
 
-def _finding(rule: str, verdict: str, text: str, count: int = 1, **more: Any) -> dict[str, Any]:
-    return {"rule": rule, "verdict": verdict, "text": text, "count": count, **more}
-
-
-def _of_run(run: Row) -> dict[str, Any]:
-    return {name: run[name] for name in ("day", "pair", "node")} | {"at_us": run["started_at_us"]}
+def _finding(rule: str, verdict: str, text: str, about: Row, at_us: int, **more: Any) -> dict[str, Any]:
+    """``about``: what has its pair and day, and its node if it is of one."""
+    place = {name: about[name] for name in ("pair", "day", "node", "service") if name in about}
+    found = {"rule": rule, "verdict": verdict, "text": text, "count": 1, "at_us": at_us}
+    return {**place, **found, **more}
 
 
 def _gaps(runs: Rows) -> Iterator[dict[str, Any]]:
@@ -62,20 +61,19 @@ def _gaps(runs: Rows) -> Iterator[dict[str, Any]]:
         for name, text in _LACKING:
             if run[name]:
                 sentence = f"{run['source']} {run['node']}: {text}"
-                more = {**_of_run(run), "service": run["service"]}
-                yield _finding(rule, "unproven", sentence, int(run[name]), **more)
+                yield _finding(rule, "unproven", sentence, run, run["started_at_us"], count=int(run[name]))
 
 
 def _unsure(runs: Rows, clock_error_us: int) -> Iterator[dict[str, Any]]:
     """Nodes whose clocks went differently from others': whether they served at once is not known."""
     for run in runs:
-        unsure_us = run["clock_unsure_us"]
+        unsure_us, at_us = run["clock_unsure_us"], run["started_at_us"]
         if run["source"] == "broker" and unsure_us > clock_error_us:
             text = (
                 f"the clock of {run['node']} is unsure by {unsure_us / 1e6:.3f} s, because it drifted or "
                 "because nothing says which of two is right: shorter times cannot be measured"
             )
-            yield _finding("both-active", "unproven", text, duration_us=unsure_us, **_of_run(run))
+            yield _finding("both-active", "unproven", text, run, at_us, duration_us=unsure_us, service=None)
 
 
 def _without_journal(runs: Rows) -> Iterator[dict[str, Any]]:
@@ -84,14 +82,9 @@ def _without_journal(runs: Rows) -> Iterator[dict[str, Any]]:
         nodes = sorted({run["node"] for run in of_pair if run["source"] == "broker"})
         if len(nodes) < 2:
             text = f"the journal of the peer of {nodes[0]} is not here" if nodes else ""
-            yield _finding(
-                "both-active",
-                "unproven",
-                text or "no journal of a node is here",
-                pair=pair,
-                day=min(run["day"] for run in of_pair),
-                at_us=min(run["started_at_us"] for run in of_pair),
-            )
+            began_us = min(run["started_at_us"] for run in of_pair)
+            about = {"pair": pair, "day": min(run["day"] for run in of_pair)}
+            yield _finding("both-active", "unproven", text or "no journal of a node is here", about, began_us)
 
 
 def _of_history(pair: str, history: PairHistory) -> Iterator[dict[str, Any]]:
@@ -99,27 +92,14 @@ def _of_history(pair: str, history: PairHistory) -> Iterator[dict[str, Any]]:
     for state in history.states:
         if state.ended_by == "kill":
             text = f"broker {state.node} ended without a word: its last records may be missing"
-            at_us = state.until_at_us
-            place: dict[str, Any] = {
-                "pair": pair,
-                "node": state.node,
-                "at_us": at_us,
-                "day": utc(at_us).date(),
-            }
-            yield _finding("lost", "unproven", text, **place)
+            about = {"pair": pair, "node": state.node, "day": utc(state.until_at_us).date()}
+            yield _finding("lost", "unproven", text, about, state.until_at_us)
     for each in history.overlaps:
         lasted_us = each.until_at_us - each.since_at_us
-        text = (
-            f"{each.node} (epoch {each.epoch}) and {each.successor} (epoch {each.successor_epoch}) both "
-            f"served for {lasted_us / 1000:.1f} ms"
-        )
-        place = {
-            "pair": pair,
-            "node": each.node,
-            "at_us": each.since_at_us,
-            "day": utc(each.since_at_us).date(),
-        }
-        yield _finding("both-active", "violated", text, duration_us=lasted_us, **place)
+        who = " and ".join(f"{one.node} (epoch {one.epoch})" for one in (each.old, each.new))
+        text = f"{who} both served for {lasted_us / 1000:.1f} ms"
+        about = {"pair": pair, "node": each.old.node, "day": utc(each.since_at_us).date()}
+        yield _finding("both-active", "violated", text, about, each.since_at_us, duration_us=lasted_us)
 
 
 def _reused(events: Rows, runs: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
@@ -134,23 +114,20 @@ def _reused(events: Rows, runs: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
         if len(nodes) > 1:
             at_us, node, day = max(words)
             text = f"{' and '.join(nodes)} both took epoch {epoch}"
-            yield _finding("epoch-reused", "violated", text, pair=pair, node=node, at_us=at_us, day=day)
+            yield _finding("epoch-reused", "violated", text, {"pair": pair, "node": node, "day": day}, at_us)
 
 
 def _stale(found: Rows, runs: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
     """Workers that began a request of an epoch when one of a higher epoch had ended: the last request."""
     for last in found:
         run = runs[last["boot"]]
-        yield _finding(
-            "stale-epoch",
-            "violated",
+        text = (
             f"worker {run['node']} began it in epoch {last['epoch']}, after it had executed in epoch "
-            f"{last['higher']}",
-            pair=run["pair"],
-            node=run["node"],
-            at_us=last["mono"] + run["offset_us"],
-            **{name: last[name] for name in ("day", "client", "number", "service")},
+            f"{last['higher']}"
         )
+        about = {**run, "day": last["day"], "service": last["service"]}
+        request = {name: last[name] for name in ("client", "number")}
+        yield _finding("stale-epoch", "violated", text, about, last["mono"] + run["offset_us"], **request)
 
 
 def _uncounted(facts: Mapping[str, Rows], runs: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
@@ -172,16 +149,11 @@ def _uncounted(facts: Mapping[str, Rows], runs: Mapping[str, Row]) -> Iterator[d
         if run["before"] and first["began"] + run["offset_us"] < run["started_at_us"]:
             accepted -= first["accepted"]
         held, ended = row["last_load"]["held"], ends[row["boot"], row["service"]]
-        if accepted - held - ended > 0:
-            yield _finding(
-                "lost",
-                "violated",
+        lost = accepted - held - ended
+        if lost > 0:
+            text = (
                 f"{run['node']} accepted {accepted} requests, held {held} of them at its last count, and "
-                f"recorded the end of {ended}",
-                accepted - held - ended,
-                service=row["service"],
-                pair=run["pair"],
-                node=run["node"],
-                day=row["day"],
-                at_us=row["mono"] + run["offset_us"],
+                f"recorded the end of {ended}"
             )
+            about = {**run, "day": row["day"], "service": row["service"]}
+            yield _finding("lost", "violated", text, about, row["mono"] + run["offset_us"], count=lost)

@@ -21,6 +21,7 @@ finished; the rest has no meaningful times, and is an error anyway.
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
+from msgspec.structs import asdict
 
 from bstar.records.broker import FINISHED
 from bstar.wire.refusals import OF_SERVICE
@@ -105,15 +106,9 @@ def _judged(
 
 # Of each service that is named, and of all others: ``promised`` is null.
 _PROMISES = pa.schema(
-    {
-        "promised": pa.string(),
-        "availability": pa.float64(),
-        "latency_us": pa.int64(),
-        "latency_share": pa.float64(),
-        "border": pa.int32(),
-        "failures": pa.list_(pa.string()),
-        "failed_calls": pa.list_(pa.string()),
-    }
+    {"promised": pa.string(), "latency_us": pa.int64(), "border": pa.int32()}
+    | dict.fromkeys(("availability", "latency_share"), pa.float64())
+    | dict.fromkeys(("failures", "failed_calls"), pa.list_(pa.string()))
 )
 
 
@@ -121,15 +116,9 @@ def _promise(service: str | None, objective: Objective) -> dict[str, object]:
     """``failures``: outcomes of requests, and reasons of refusals, that are errors."""
     failed = [error for error in objective.errors if error == "failed"]
     busy = [] if {*OF_SERVICE}.isdisjoint(objective.errors) else ["busy"]
-    return {
-        "promised": service,
-        "availability": objective.availability,
-        "latency_us": objective.latency_us,
-        "latency_share": objective.latency_share,
-        "border": sketch.bucket_of(objective.latency_us),
-        "failures": objective.errors,
-        "failed_calls": [*UNANSWERED, *failed, *busy],
-    }
+    border, calls = sketch.bucket_of(objective.latency_us), [*UNANSWERED, *failed, *busy]
+    more = {"promised": service, "border": border, "failures": objective.errors, "failed_calls": calls}
+    return asdict(objective) | more
 
 
 # Weights are whole millionths until they are shown. Refusals that the objective does not count as errors are
@@ -171,14 +160,14 @@ _WINDOWS = ", ".join(
 )
 
 
-def _percentile(name: str, share: float) -> str:
-    condition = "is_total" if name == "total" else f"measure = '{name}'"
-    reached = sketch.percentile_sql(share, "bucket", "running", "whole")
-    return f"{reached} FILTER ({condition})"
-
-
-_PERCENTILES = {f"{name}_p{share * 100:.0f}": (name, share) for name in MEASURES for share in SHARES}
-_FOUND = ", ".join(f"{_percentile(*each)} AS {name}" for name, each in _PERCENTILES.items())
+_REACHED = {share: sketch.percentile_sql(share, "bucket", "running", "whole") for share in SHARES}
+_IS_OF = {"queued": "measure = 'queued'", "busy": "measure = 'busy'", "total": "is_total"}
+_PERCENTILES = {
+    f"{name}_p{share * 100:.0f}": f"{reached} FILTER ({is_of})"
+    for name, is_of in _IS_OF.items()
+    for share, reached in _REACHED.items()
+}
+_FOUND = ", ".join(f"{found} AS {name}" for name, found in _PERCENTILES.items())
 _SHOWN = ", ".join(f"{sketch.value_sql(name)} AS {name}_us" for name in _PERCENTILES)
 _OBJECTIVES = f"""{_BUCKETS},
 ranked AS (

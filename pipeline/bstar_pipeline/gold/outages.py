@@ -24,15 +24,17 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from operator import attrgetter
-from typing import Any
+from dataclasses import asdict
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from bstar.records.broker import FINISHED
-from bstar_pipeline.gold.history import CLOCK_ERROR_US, Incident
+from bstar_pipeline.gold.history import CLOCK_ERROR_US, Incident, PairHistory
+from bstar_pipeline.pair_rows import Rows
 from bstar_pipeline.partitions import Made, Stored, queried
+from bstar_pipeline.tables import utc
 
 OUTAGE_MIN_US = 100_000
 """Shorter waits are the business of the objectives."""
@@ -45,8 +47,7 @@ _BEFORE_S, _AFTER_S = 1, 4
 _NEVER = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(NamedTuple):
     """A time between two answers in a row in which a request waited: since ``began_at_us``, until the next
     answer (none came if ``is_open``), and until a worker was at work on one again. ``before_at_us`` is the
     answer before it.
@@ -58,39 +59,22 @@ class Gap:
     worked_at_us: int
     is_open: bool
 
-
-def gap_of(row: Mapping[str, Any]) -> Gap:
-    """A row of ``gaps``."""
-    return Gap(**{field.name: row[field.name] for field in fields(Gap)})
-
-
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """An incident as clients saw it. What requests of ``since_us`` to ``until_us`` tell is counted for it.
-
-    ``pauses``: if one of these is an incident, it explains this outage.
-    """
-
-    incident: Incident
-    outage_at_us: int | None
-    outage_us: int | None
-    since_us: int
-    until_us: int
-    pauses: tuple[Incident, ...] = ()
+    @property
+    def length_us(self) -> int:
+        """How long no request was answered."""
+        return self.answered_at_us - self.began_at_us
 
 
 def around(incident: Incident) -> tuple[int, int]:
     """From when to when an incident may have kept requests waiting."""
-    since_us = incident.began_at_us - incident.began_error_us
     served_us = incident.taken_over_at_us
     if incident.kind == "both-crash" or (incident.kind == "pause" and served_us is None):
         served_us = incident.ended_at_us
-    if incident.detected_at_us is not None:
-        served_us = max(served_us or 0, incident.detected_at_us)
-    return since_us, max(incident.began_at_us, served_us or 0)
+    until_us = max(incident.began_at_us, served_us or 0, incident.detected_at_us or 0)
+    return incident.began_at_us - incident.began_error_us, until_us
 
 
-def seconds(incidents: Iterable[Incident]) -> set[int]:
+def _seconds(incidents: Iterable[Incident]) -> set[int]:
     """The seconds around the beginning of each incident, and around the end of what it may have held up."""
     found: set[int] = set()
     for incident in incidents:
@@ -100,14 +84,13 @@ def seconds(incidents: Iterable[Incident]) -> set[int]:
     return found
 
 
-def gaps(requests: Stored, near: Iterable[tuple[str, int]]) -> Made:
+def gaps(requests: Stored, histories: Mapping[str, PairHistory]) -> Made:
     """Times without an answer in which a request of ``silver.requests`` waited: pair, the fields of Gap, and
-    the greatest weight of the pair's requests.
-
-    ``near``: the seconds around incidents, by pair. Elsewhere only gaps as long as an outage are given.
+    the greatest weight of the pair's requests. Far from incidents only those as long as an outage are given.
     """
-    seconds = [{"pair": pair, "second": second} for pair, second in near]
-    tables = {"near": pa.Table.from_pylist(seconds, _SECOND)}
+    seconds = {pair: sorted(_seconds(history.incidents)) for pair, history in histories.items()}
+    near = [{"pair": pair, "second": second} for pair, found in seconds.items() for second in found]
+    tables = {"near": pa.Table.from_pylist(near, _SECOND)}
     slots = queried(requests.take(*_CARRIED), (), _SLOTS, tables=tables)
     return queried(slots, ("pair",), _GAPS)
 
@@ -155,48 +138,59 @@ HAVING answered_at_us > began_at_us
 """
 
 
-def outages(
-    incidents: Sequence[Incident],
-    gaps: Sequence[Gap],
-    serving: Sequence[tuple[int, str, str]],
-    *,
-    is_sampled: bool = False,
-) -> list[Outage]:
-    """The incidents with what clients saw of them, and the outages that no certain one explains, in order.
+def outages(pair: str, history: PairHistory, known: Rows) -> list[dict[str, Any]]:
+    """The incidents of a pair with what clients saw of them, and the outages that no certain one explains.
 
-    ``serving``: when each node began to serve, with its name and boot, in order. Pauses that neither a peer
-    nor a request noticed are left out. Whether several requests waited is for the caller to count.
+    ``known``: its rows of ``gaps``. Pauses that neither a peer nor a request noticed are left out. What
+    requests of ``since_us`` to ``until_us`` tell is to be counted, and whether several waited. If one of
+    ``pauses`` is an incident, it explains an outage.
     """
+    gaps = sorted(Gap(*itemgetter(*Gap._fields)(row)) for row in known)
+    is_sampled = any((row["heaviest"] or 0) > 1 for row in known)
     found = []
     owners: dict[Gap, list[Incident]] = defaultdict(list)
-    for incident in incidents:
-        since_us, until_us = around(incident)
+    for incident in history.incidents:
         own = _own(incident, gaps)
         seen = [gap for gap in own if not gap.is_open]
         if not incident.is_certain and (is_sampled or not _has_waits(incident, seen)):
             continue
         for gap in own:
             owners[gap].append(incident)
-        worst = max(
-            seen, key=lambda gap: (gap.answered_at_us - gap.began_at_us, -gap.began_at_us), default=None
-        )
-        outage_us = None if worst is None else worst.answered_at_us - worst.began_at_us
-        ended_us = until_us if worst is None else max(until_us, worst.answered_at_us)
-        outage_at_us = None if worst is None else worst.began_at_us
-        found.append(Outage(incident, outage_at_us, outage_us, since_us, ended_us))
+        worst = max(seen, key=lambda gap: (gap.length_us, -gap.began_at_us), default=None)
+        since_us, until_us = around(incident)
+        until_us = until_us if worst is None else max(until_us, worst.answered_at_us)
+        found.append(_row(pair, incident, worst, since_us, until_us))
     if not is_sampled:
-        alone = [gap for gap in gaps if gap.worked_at_us - gap.began_at_us >= OUTAGE_MIN_US]
-        found += [_outage(gap, owners[gap], serving) for gap in alone if not _is_explained(owners[gap])]
-    return sorted(found, key=lambda each: (each.incident.began_at_us, each.incident.node, each.incident.kind))
+        active = (state for state in history.states if state.state == "ACTIVE")
+        serving = sorted((state.since_at_us, state.node, state.boot) for state in active)
+        for gap in gaps:
+            pauses, is_long = owners[gap], gap.worked_at_us - gap.began_at_us >= OUTAGE_MIN_US
+            if is_long and not any(each.is_certain for each in pauses):
+                outage = _outage(gap, serving)
+                found.append(_row(pair, outage, gap, gap.began_at_us, gap.answered_at_us, pauses))
+    return sorted(found, key=itemgetter("began_at_us", "node", "kind"))
+
+
+def _row(
+    pair: str, of: Incident, gap: Gap | None, since_us: int, until_us: int, pauses: Iterable[Incident] = ()
+) -> dict[str, Any]:
+    names = ("outage_at_us", "outage_until_us", "outage_us")
+    times = (None,) * 3 if gap is None else (gap.began_at_us, gap.answered_at_us, gap.length_us)
+    outage = dict(zip(names, times, strict=True))
+    ids = {"pair": pair, "id": _id(pair, of), "pauses": [_id(pair, pause) for pause in pauses]}
+    return {**asdict(of), **ids, **outage, "since_us": since_us, "until_us": until_us}
+
+
+def _id(pair: str, incident: Incident) -> str:
+    moment = f"{utc(incident.began_at_us):%Y%m%dT%H%M%S.%f}"[:-3]
+    return f"{pair}.{incident.kind}.{incident.node}.{moment}"
 
 
 def _has_waits(pause: Incident, seen: Iterable[Gap]) -> bool:
     """Whether requests waited for a pause, for as long as an outage lasts."""
-    return pause.was_serving and any(
-        min(gap.worked_at_us, pause.ended_at_us or 0) - max(gap.began_at_us, pause.began_at_us)
-        >= OUTAGE_MIN_US
-        for gap in seen
-    )
+    since_us, until_us = pause.began_at_us, pause.ended_at_us or 0
+    waits = (min(gap.worked_at_us, until_us) - max(gap.began_at_us, since_us) for gap in seen)
+    return pause.was_serving and max(waits, default=0) >= OUTAGE_MIN_US
 
 
 def _own(incident: Incident, gaps: Sequence[Gap]) -> list[Gap]:
@@ -217,24 +211,13 @@ def _own(incident: Incident, gaps: Sequence[Gap]) -> list[Gap]:
     ]
 
 
-def _is_explained(owners: Iterable[Incident]) -> bool:
-    return any(each.is_certain for each in owners)
-
-
-def _outage(gap: Gap, pauses: Iterable[Incident], serving: Sequence[tuple[int, str, str]]) -> Outage:
-    """Of requests that were not answered any more it lasts to the last of them."""
-    active = bisect_right(serving, gap.began_at_us, key=lambda each: each[0])
+def _outage(gap: Gap, serving: Sequence[tuple[int, str, str]]) -> Incident:
+    """Of requests that were not answered any more it lasts to the last of them. ``serving``: when each node
+    began to serve, with its name and boot, in order.
+    """
+    active = bisect_right(serving, gap.began_at_us, key=itemgetter(0))
     _, node, boot = serving[active - 1] if active else (0, "", "")
-    answered_us = None if gap.is_open else gap.answered_at_us
-    incident = Incident(
-        "outage",
-        node,
-        boot,
-        gap.began_at_us,
-        "",
-        ended_at_us=answered_us,
-        recovered_at_us=answered_us,
-        was_serving=True,
+    ended_us = None if gap.is_open else gap.answered_at_us
+    return Incident(
+        "outage", node, boot, gap.began_at_us, "", 0, ended_us, was_serving=True, recovered_at_us=ended_us
     )
-    outage_us = gap.answered_at_us - gap.began_at_us
-    return Outage(incident, gap.began_at_us, outage_us, gap.began_at_us, gap.answered_at_us, tuple(pauses))

@@ -9,10 +9,12 @@ judges them.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from bstar.records.broker import FINISHED
+from bstar_pipeline.partitions import text
 
 # ruff: noqa: S608 - all that is put into the query are constants
 
@@ -44,7 +46,8 @@ FACTS = {
     "has_call": "evidence & 2 != 0",
     "has_worker": "evidence & 4 != 0",
     # BSN-G-14: these numbers belong to requests that are named by a key.
-    "is_keyed": f"number >= {1 << 62}",
+    "is_keyed": f"number >= {DURABLE_NUMBER}",
+    "has_no_outcome": "NOT has_call AND keeps AND NOT is_keyed",
     "is_durable": f"number = {DURABLE_NUMBER}",
     "is_forbidden": "NOT coalesce(is_idempotent, true)",
     "was_sent_once": "coalesce(attempts, 1) <= 1",
@@ -68,108 +71,100 @@ FACTS = {
     "replies": "array_to_string(list_transform(crcs, lambda crc: hex(crc)), ', ')",
 }
 
+violated, excused, unproven = (partial(Rule, verdict) for verdict in ("violated", "excused", "unproven"))
 RULES = {
     "lost": (
         # Guarantee 1: each accepted request has one outcome. A caller that went away lost nothing.
-        Rule(
-            "violated",
-            "NOT has_call AND keeps AND NOT is_keyed AND NOT client_may_lack",
+        violated(
+            "has_no_outcome AND NOT client_may_lack",
             "{at_node}; {by_worker}; its client's journal is whole and knows no outcome",
         ),
-        Rule(
-            "unproven",
-            "NOT has_call AND keeps AND NOT is_keyed",
-            "no outcome in the client's journal, which may lack something there",
-        ),
-        Rule(
-            "violated",
+        unproven("has_no_outcome", "no outcome in the client's journal, which may lack something there"),
+        violated(
             "call_outcome = 'timeout' AND answers > 0 AND was_sent_once AND NOT is_keyed AND node_lived_on "
             f"AND call_total_us - total_us > {LATE_US} AND gave_up_after_us > {LATE_US}",
             "a node answered it after {after} and lived on; its client, which had sent it once, "
             "got a timeout after {call_after}",
         ),
         # A worker did it, and the node that had dispatched it never had an end of it.
-        Rule(
-            "violated",
+        violated(
             "call_outcome = 'timeout' AND executions > 0 AND NOT has_node AND was_sent_once AND NOT is_keyed "
             "AND NOT node_may_lack",
             "{by_worker}; no node recorded its end, and its client got a timeout",
         ),
-        Rule(
-            "violated",
+        violated(
             "call_outcome IN ('busy', 'rejected', 'no-active') AND executions + answers > 0 AND NOT is_keyed",
             "its client got {call_outcome}, so not executed, but {by_worker} and {answers} answers by nodes",
         ),
-        Rule(
-            "excused",
+        excused(
             "call_outcome IN ('timeout', 'unknown', 'interrupted', 'closed') AND (has_node OR has_worker)",
             "the client got the answer that the outcome is not known: {call_outcome}",
         ),
-        Rule(
-            "unproven",
+        unproven(
             "NOT has_call AND returned > 0 AND outcome IN ('returned', 'late') AND NOT is_durable",
             "given back by a node, never seen at the other: only the client's journal could tell",
         ),
     ),
     "executed-twice": (
         # A request is executed again only as a marked repetition, and never if its caller forbade that.
-        Rule("excused", "is_executed_again AND is_durable", "a further attempt at a durable request"),
-        Rule("excused", "is_executed_again AND is_keyed", "asked again by its key"),
-        Rule(
-            "violated",
+        excused("is_executed_again AND is_durable", "a further attempt at a durable request"),
+        excused("is_executed_again AND is_keyed", "asked again by its key"),
+        violated(
             "is_executed_again AND is_forbidden",
             "executed {executions} times, although its caller forbade to repeat it",
         ),
-        Rule(
-            "violated",
+        violated(
             "unmarked > 0",
             "executed {executions} times; {unmarked} runs after the first were not marked as repetitions",
         ),
-        Rule("excused", "is_executed_again AND has_call", "a marked repetition of an idempotent call"),
-        Rule(
-            "unproven",
+        excused("is_executed_again AND has_call", "a marked repetition of an idempotent call"),
+        unproven(
             "is_executed_again",
             "a marked repetition: only the client's journal could tell whether it was allowed",
         ),
-        Rule(
-            "violated",
+        violated(
             "is_delivered_again AND is_forbidden",
             "given to workers {deliveries} times, although its caller forbade to repeat it; {by_worker}",
         ),
-        Rule("excused", "is_delivered_again AND has_call", "an idempotent call, given to another worker"),
-        Rule(
-            "unproven",
+        excused("is_delivered_again AND has_call", "an idempotent call, given to another worker"),
+        unproven(
             "is_delivered_again",
             "given to another worker: only the client's journal could tell whether it was allowed",
         ),
     ),
     "answered-twice": (
         # Guarantee 2: a reply is delivered once. Of two marked answers the client delivers one.
-        Rule("violated", "calls > 1 AND NOT is_keyed", "its client's journal has {calls} outcomes of it"),
-        Rule("excused", "answers > 1 AND is_durable", "attempts at a durable request that ended"),
-        Rule("excused", "answers > 1 AND is_keyed", "asked again by its key"),
-        Rule("excused", "answers > 1 AND is_repeated", "a marked repetition: the first answer had been lost"),
-        Rule(
-            "violated",
-            "answers > 1",
-            "nodes recorded {answers} answers to it, none of them marked as a repetition",
+        violated("calls > 1 AND NOT is_keyed", "its client's journal has {calls} outcomes of it"),
+        excused("answers > 1 AND is_durable", "attempts at a durable request that ended"),
+        excused("answers > 1 AND is_keyed", "asked again by its key"),
+        excused("answers > 1 AND is_repeated", "a marked repetition: the first answer had been lost"),
+        violated(
+            "answers > 1", "nodes recorded {answers} answers to it, none of them marked as a repetition"
         ),
     ),
     "crossed": (
         # Guarantee 2: replies are never crossed. The CRC-32 of a delivered reply is one that a worker gave.
-        Rule(
-            "unproven",
+        unproven(
             "is_crossed AND deliveries > executions",
             "no recorded reply, but a worker that a node gave it to recorded nothing of it",
         ),
-        Rule(
-            "violated",
+        violated(
             "is_crossed AND NOT worker_may_lack",
             "its client got a reply with CRC-32 {reply}; what workers answered to it has {replies}",
         ),
-        Rule("unproven", "is_crossed", "no recorded reply, but a worker's journal is incomplete there"),
+        unproven("is_crossed", "no recorded reply, but a worker's journal is incomplete there"),
     ),
 }
+
+
+def judged(rules: Mapping[str, Sequence[Rule]], rows: str) -> str:
+    """A query of these rows: one for each request and name of rules that has a finding."""
+    names = (_first(name, of_name) for name, of_name in rules.items())
+    return f"""
+SELECT day, pair, client, number, service, node, coalesce(ended_at_us, accepted_at_us) AS at_us,
+    unnest(list_filter([{", ".join(names)}], lambda one: one IS NOT NULL)) AS found
+FROM {rows}
+"""
 
 
 def _first(name: str, rules: Sequence[Rule]) -> str:
@@ -181,13 +176,8 @@ def _first(name: str, rules: Sequence[Rule]) -> str:
 def _finding(name: str, rule: Rule) -> str:
     """A struct of name, verdict and text."""
     parts = [part for part in re.split(r"(\{\w+\})", rule.text) if part]
-    shown = [part[1:-1] if part.startswith("{") else literal(part) for part in parts]
+    shown = [part[1:-1] if part.startswith("{") else text(part) for part in parts]
     return f"{{rule: '{name}', verdict: '{rule.verdict}', text: {' || '.join(shown)}}}"
-
-
-def literal(text: str) -> str:
-    """A text in SQL."""
-    return "'" + text.replace("'", "''") + "'"
 
 
 # Of most requests no rule has anything to say.
@@ -214,11 +204,5 @@ WITH asked AS (
 facts AS (
     SELECT *, {", ".join(f"{fact} AS {name}" for name, fact in FACTS.items())} FROM asked
 )
-SELECT day, pair, client, number, service, node, coalesce(ended_at_us, accepted_at_us) AS at_us,
-    unnest(list_filter([{", ".join(_first(name, rules) for name, rules in RULES.items())}],
-        lambda one: one IS NOT NULL)) AS found
-FROM facts
-"""
-"""One row for each request and name of rules that has a finding; ``lacks``: what journals lack, by pair;
-``keepers``: clients with a journal.
-"""
+{judged(RULES, "facts")}"""
+"""``lacks``: what journals lack, by pair; ``keepers``: clients with a journal."""
