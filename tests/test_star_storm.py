@@ -11,15 +11,14 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from bstar.star import Activated, EpochHeard, Handover, Leave
 from support.starwire import Node, Wire
 
 CALM_S = 8.0
-NODES = st.sampled_from(["primary", "backup"])
+# How long a word is under way; over sound links a longer time would be no fault of the nodes.
+DELAYS_S = (0.0005, 0.001, 0.02)
+LONG_DELAYS_S = (0.05, 0.4)
 
 
 class Weather:
@@ -128,80 +127,11 @@ class Weather:
         return "\n".join(["", *self.wire.trace[-200:]])
 
 
-class TwoNodes(RuleBasedStateMachine):
-    """Hypothesis makes the weather, and shortens it when something breaks."""
-
-    weather: Weather
-
-    @initialize(is_durable=st.booleans(), delay_s=st.sampled_from([0.001, 0.05, 0.4]))
-    def begin(self, is_durable: bool, delay_s: float) -> None:
-        self.weather = Weather(is_durable=is_durable, delay_s=delay_s)
-        self.weather.wire.start(*self.weather.wire.nodes)
-
-    @rule(seconds=st.sampled_from([0.0005, 0.01, 0.3, 0.9, 1.1, 1.9, 2.1, 5.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.weather.wire.run_for(seconds)
-
-    @rule(name=NODES)
-    def a_client_votes(self, name: str) -> None:
-        self.weather.vote(name)
-
-    @rule(name=NODES)
-    def a_process_dies_or_comes_back(self, name: str) -> None:
-        self.weather.start_or_kill(name)
-
-    @rule(name=NODES)
-    def a_process_restarts(self, name: str) -> None:
-        self.weather.restart(name)
-
-    @rule(name=NODES, is_vote_first=st.booleans())
-    def a_process_freezes_or_wakes(self, name: str, is_vote_first: bool) -> None:
-        self.weather.freeze_or_thaw(name, is_vote_first=is_vote_first)
-
-    @rule(name=NODES)
-    def a_link_is_cut_or_mended(self, name: str) -> None:
-        self.weather.cut_or_mend(name)
-
-    @rule(name=NODES)
-    def a_link_is_choked_or_opened(self, name: str) -> None:
-        self.weather.choke_or_open(name)
-
-    @rule(name=NODES)
-    def the_operator_hands_over(self, name: str) -> None:
-        self.weather.handover(name)
-
-    @rule(name=NODES, seconds=st.sampled_from([0.0, 0.01, 1.0]))
-    def a_process_is_stopped(self, name: str, seconds: float) -> None:
-        self.weather.leave(name, seconds)
-
-    @rule(name=NODES)
-    def a_worker_tells_the_highest_epoch(self, name: str) -> None:
-        self.weather.learn(name)
-
-    @precondition(lambda self: hasattr(self, "weather"))
-    @invariant()
-    def nothing_is_broken(self) -> None:
-        self.weather.check_safety()
-
-    def teardown(self) -> None:
-        if hasattr(self, "weather"):
-            self.weather.check_liveness()
-
-
-TwoNodes.TestCase.settings = settings(
-    max_examples=150,
-    stateful_step_count=30,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-test_two_nodes_in_any_weather = pytest.mark.storm(TwoNodes.TestCase)
-
-
 @pytest.mark.storm
 @pytest.mark.parametrize("are_links_sound", [True, False])
 def test_a_storm_of_many_seeds_leaves_one_node_serving(are_links_sound: bool) -> None:
     """A failure names its seed; `weather_of(seed, …)` repeats it."""
-    for seed in range(150):
+    for seed in range(150 if are_links_sound else 250):
         try:
             weather = weather_of(seed, are_links_sound=are_links_sound)
             if are_links_sound:
@@ -214,7 +144,8 @@ def test_a_storm_of_many_seeds_leaves_one_node_serving(are_links_sound: bool) ->
 
 def weather_of(seed: int, *, are_links_sound: bool) -> Weather:
     rng = random.Random(seed)
-    weather = Weather(is_durable=rng.random() < 0.5, delay_s=rng.choice([0.0005, 0.001, 0.02]))
+    delays_s = DELAYS_S if are_links_sound else DELAYS_S + LONG_DELAYS_S
+    weather = Weather(is_durable=rng.random() < 0.5, delay_s=rng.choice(delays_s))
     weather.wire.start(*rng.sample(weather.wire.nodes, 2))
     processes = [
         (35, weather.vote),
