@@ -6,6 +6,7 @@ to serve at the same moment, whatever the links are like.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,20 +22,13 @@ from sim.run import Outcome, Simulation, play
 from sim.seeds import played
 from sim.setup import setup_of
 from test_sim import HEARTBEAT_S, NATIVE, TIMEOUT_S, befall, both_ways
+from test_sim import pair as pair_of
 
 # Each run simulates minutes of a pair.
 pytestmark = pytest.mark.storm
 
 WITH_ARBITER = msgspec.structs.replace(NATIVE, has_arbiter=True)
-
-
-def pair(seed: int = 1, **changes: Any) -> Simulation:
-    """A pair with an arbiter that has found its roles: the primary serves."""
-    simulation = Simulation(msgspec.structs.replace(WITH_ARBITER, seed=seed, **changes), keep_trace=True)
-    simulation.start()
-    simulation.run_for(4.0)
-    assert simulation.checks.serving() == [simulation.primary]
-    return simulation
+pair = partial(pair_of, has_arbiter=True)
 
 
 def ask_both(simulation: Simulation) -> None:

@@ -7,6 +7,7 @@ key of another service and knows everything about the pair.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,7 +25,8 @@ from sim.keys import READ_S
 from sim.run import Simulation
 from sim.seeds import played
 from sim.setup import setup_of
-from test_sim import NATIVE, befall
+from test_sim import befall
+from test_sim import pair as pair_of
 
 # Each run simulates minutes of a pair.
 pytestmark = pytest.mark.storm
@@ -33,14 +35,7 @@ CLIENT, WORKER = 0.0, 0.9  # which of the two outsiders
 SLOW = (("worker1", "native", 4, 0.1), ("worker2", "native", 4, 0.1))
 
 
-def pair(seed: int = 1, **changes: Any) -> Simulation:
-    """A pair with keys that has found its roles: the primary serves."""
-    setup = msgspec.structs.replace(NATIVE, seed=seed, has_keys=True, **changes)
-    simulation = Simulation(setup, keep_trace=True)
-    simulation.start()
-    simulation.run_for(4.0)
-    assert simulation.checks.serving() == [simulation.primary]
-    return simulation
+pair = partial(pair_of, has_keys=True)
 
 
 def attack(simulation: Simulation, seconds: float, whom: Sequence[float] = (CLIENT, WORKER)) -> None:

@@ -20,7 +20,7 @@ from sim.checks import Checks
 from sim.client import Load, SimClient
 from sim.dialects import service_asked
 from sim.faults import Mood
-from sim.network import Frames, Link, LinkOwner, Paths
+from sim.network import Frames, Paths
 from sim.node import SimNode
 from sim.pair import SimPair, small_limits
 from sim.setup import FleetSetup, Setup
@@ -161,7 +161,7 @@ class Growth:
             service=service,
             pair=pair.name,
         )
-        self._link(worker, [pair])
+        self._paths.link(worker, pair.nodes)
         return worker
 
     def _client(self, number: int, fleet: Fleet) -> SimClient:
@@ -175,14 +175,9 @@ class Growth:
             settle_s=self._timing.failover_timeout_s,
             places={service: fleet.place(service.encode()) for service in self.services},
         )
-        self._link(client, pairs)
+        self._paths.link(client, [node for pair in pairs for node in pair.nodes])
         client.start()
         return client
-
-    def _link(self, owner: LinkOwner, pairs: list[SimPair]) -> None:
-        for index, node in enumerate(node for pair in pairs for node in pair.nodes):
-            there = self._paths.make(owner.name, node.name)
-            owner.links.append(Link(owner, index, node, there, self._paths.make(node.name, owner.name)))
 
     def _tell(self, *fleets: Fleet) -> None:
         """Which services may be asked for where, from now on."""

@@ -8,7 +8,7 @@ heard nothing for too long. The link of two peers is in ``peer_link``.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -98,6 +98,12 @@ class Paths:
         path = Path(self._world, f"{source} to {target}", self._delay_s, self._jitter_s)
         self._paths[source, target] = path
         return path
+
+    def link(self, owner: LinkOwner, nodes: Iterable[SimNode], door: str = "") -> None:
+        """Give a client or worker a link to each of the nodes, by this door of a front."""
+        for index, node in enumerate(nodes):
+            there, back = self.make(owner.name, node.name), self.make(node.name, owner.name)
+            owner.links.append(Link(owner, index, node, there, back, door))
 
     def between(self, source: str, target: str) -> Path:
         """The one from here to there."""
@@ -245,7 +251,9 @@ class LinkOwner(Process):
 class Link:
     """One DEALER of a client or worker: it connects, and connects again, as ``bstar_client.links`` does."""
 
-    def __init__(self, owner: LinkOwner, index: int, node: SimNode, there: Path, back: Path) -> None:
+    def __init__(
+        self, owner: LinkOwner, index: int, node: SimNode, there: Path, back: Path, door: str = ""
+    ) -> None:
         self.owner = owner
         self.index = index
         self.node = node
@@ -253,7 +261,7 @@ class Link:
         self.back = back
         self.connection: Connection | None = None
         self.claims = b""  # the routing id that it asks for, if it asks for one
-        self.door = ""  # front and door, "ppp.workers"; the broker's own socket without
+        self.door = door  # front and door, "ppp.workers"; the broker's own socket without
         self._keepalive: Keepalive | None = None
         self._attempt = 0  # attempts of an earlier socket are void
         self._pause_s = RECONNECT_MIN_S

@@ -23,7 +23,7 @@ from sim.injection import Injection, Startable
 from sim.key_faults import KeyFaults
 from sim.keys import KeyList, user_of
 from sim.life import LOOK_S, Life
-from sim.network import Link, LinkOwner, Paths
+from sim.network import Paths
 from sim.node import SimNode
 from sim.pair import SimPair
 from sim.setup import Setup, attackers_of
@@ -111,7 +111,7 @@ class Simulation:
                     service=service,
                     pair=pair.name,
                 )
-                self._link(self.workers[name], pair.nodes, "emq.workers")
+                self.paths.link(self.workers[name], pair.nodes, "emq.workers")
                 continue
             self.workers[name] = worker_class(
                 self.world,
@@ -124,7 +124,7 @@ class Simulation:
                 service=service,
                 pair=pair.name,
             )
-            self._link(self.workers[name], pair.nodes, "ppp.workers" if dialect == "ppp" else "")
+            self.paths.link(self.workers[name], pair.nodes, "ppp.workers" if dialect == "ppp" else "")
         timeout_s = self.timing.failover_timeout_max_s
         # A call must be able to outlast a failover, and the time in which a dead worker is found.
         # With a limit handlers are slow and calls wait for their turn: a short deadline would leave what has
@@ -145,7 +145,7 @@ class Simulation:
                     publications=first.checks.publications,
                     stored=first.checks.stored,
                 )
-                self._link(self.clients[name], nodes, "emq.clients")
+                self.paths.link(self.clients[name], nodes, "emq.clients")
                 continue
             self.clients[name] = client_class(
                 self.world,
@@ -156,7 +156,7 @@ class Simulation:
                 settle_s=1.2 * timeout_s,
                 places=places,
             )
-            self._link(self.clients[name], nodes, "ppp.clients" if dialect == "ppp" else "")
+            self.paths.link(self.clients[name], nodes, "ppp.clients" if dialect == "ppp" else "")
         for pair in listed:
             pair.checks.clients = list(self.clients.values())
             of_pair = [worker for worker in self.workers.values() if worker.pair == pair.name]
@@ -190,17 +190,10 @@ class Simulation:
             pair = self.pairs[name.rpartition(".")[0]]
             service = min(pair.checks.services or {SERVICE.encode()})
             attackers[pair.name].append(Attacker(self.world, name, service))
-            self._link(attackers[pair.name][-1], pair.nodes)
+            self.paths.link(attackers[pair.name][-1], pair.nodes)
         for pair in self.pairs.values():
             pair.checks.guard = Guard()
         return attackers
-
-    def _link(self, owner: LinkOwner, nodes: Sequence[SimNode], door: str = "") -> None:
-        for index, node in enumerate(nodes):
-            there = self.paths.make(owner.name, node.name)
-            back = self.paths.make(node.name, owner.name)
-            owner.links.append(Link(owner, index, node, there, back))
-            owner.links[-1].door = door
 
     @property
     def _processes(self) -> list[Startable]:
