@@ -6,7 +6,6 @@ the nodes. What it sends is well-formed. So nothing but the rules of the list st
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -31,10 +30,8 @@ class Attacker(LinkOwner):
 
     def __init__(self, world: World, name: str, service: bytes) -> None:
         super().__init__(world, name)
-        self.links = []
         self.user_id = user_of(name)
         self._service = service
-        self._messages: deque[tuple[int, Frames]] = deque()
         self._numbers = 0
         # Of each link: whose requests to answer once the connection with a claimed routing id is up.
         self._answers_as: dict[int, bytes] = {}

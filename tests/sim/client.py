@@ -86,6 +86,7 @@ class SimClient(LinkOwner):
     ``places`` says to which of them a service belongs.
     """
 
+    _death = "dies"
     kinds: ClassVar = {"echo": 80, "stream": 6, "parts": 6, "mmi": 4, "fail": 4}
     """What it asks for, and how often."""
 
@@ -102,7 +103,6 @@ class SimClient(LinkOwner):
     ) -> None:
         super().__init__(world, name)
         self.load = load
-        self.links = []
         self.dialect = dialect
         self.core: Session | AttemptSession | FleetSession
         self._watchers = watchers
@@ -117,14 +117,10 @@ class SimClient(LinkOwner):
         self._all = world.rng(f"{name} asks all workers")
         self._numbers = 0
         self._asking = 0  # loads before this one are void
-        self._messages: deque[tuple[int, Frames]] = deque()
-        self._changes: deque[tuple[int, bool]] = deque()
 
     def start(self) -> None:
         """A new run: a new client object."""
         self.boot()
-        self._messages.clear()
-        self._changes.clear()
         self._open = [0] * len(self._watchers)
         if self._is_fleet:
             # It connects to a pair with the first call that belongs there.
@@ -149,16 +145,6 @@ class SimClient(LinkOwner):
         plain = SessionSettings(outstanding_max=OUTSTANDING_MAX, settle_delay_s=self._settle_s)
         kind = Mdp01Session if self.dialect == "mdp01" else Mdp02Session
         return kind(endpoints, now=now, settings=plain, counters=counters)
-
-    def die(self, *, with_host: bool = False) -> None:
-        """The process is gone, and whoever waited in it."""
-        if self.is_alive:
-            self.world.note(f"{self.name} {'is switched off' if with_host else 'dies'}")
-            self.is_alive = self.is_frozen = False
-            self.release()
-            for link in self.links:
-                link.close(is_silent=with_host)
-        self.is_dark = with_host
 
     def close(self) -> None:
         """The program closes its client in good order."""
@@ -292,14 +278,6 @@ class SimClient(LinkOwner):
 
     # --- the loop -----------------------------------------------------------------------------------------
 
-    def deadline(self) -> float | None:
-        """The session's."""
-        return self.core.next_deadline()
-
-    def on_time(self) -> None:
-        """What is due."""
-        self._do(self.core.handle_timer(self.clock()))
-
     def catch_up(self) -> None:
         """One turn of HAClient._loop: messages, changes of connections, what was due before."""
         now = self.clock()
@@ -307,31 +285,14 @@ class SimClient(LinkOwner):
         messages, self._messages = self._messages, deque()
         changes, self._changes = self._changes, deque()
         for node, frames in sorted(messages, key=lambda entry: entry[0]):
-            self._do(self.core.receive(node, frames, now))
+            self._receive(node, frames, now)
         for node, is_up in changes:
             self._change(node, is_up, now)
         if due is not None and now >= due:
             self._do(self.core.handle_timer(now))
 
-    def hear(self, node: int, frames: Frames) -> None:
-        """A message came."""
-        frames = from_wire(self.dialect, frames)
-        if self.is_frozen:
-            self._messages.append((node, frames))
-            return
-        self._do(self.core.receive(node, frames, self.clock()))
-        self.arrange()
-
-    def change(self, node: int, is_up: bool) -> None:
-        """A connection is up, or is not."""
-        if self.is_frozen:
-            self._changes.append((node, is_up))
-        elif self.is_alive:
-            self._change(node, is_up, self.clock())
-            self.arrange()
-
-    def _change(self, node: int, is_up: bool, now: float) -> None:
-        self._do(self.core.connected(node, now) if is_up else self.core.disconnected(node, now))
+    def _receive(self, node: int, frames: Frames, now: float) -> None:
+        super()._receive(node, from_wire(self.dialect, frames), now)
 
     def _do(self, outputs: Sequence[Output]) -> None:
         for output in outputs:

@@ -65,9 +65,6 @@ class EmqPeer(LinkOwner):
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
-        self.links = []
-        self._messages: deque[tuple[int, Frames]] = deque()
-        self._changes: deque[tuple[int, bool]] = deque()
         self._link: Link | None = None
         self._sockets = 0
         self._unsent: list[Frames] = []
@@ -77,20 +74,8 @@ class EmqPeer(LinkOwner):
 
     def _begin(self) -> None:
         self.boot()
-        self.is_held = False
-        self._messages.clear()
-        self._changes.clear()
         self._unsent.clear()
         self._link = None
-
-    def die(self, *, with_host: bool = False) -> None:
-        """The process is gone, and what it was doing."""
-        if self.is_alive:
-            self.world.note(f"{self.name} {'is switched off' if with_host else 'ends'}")
-            self.is_alive = self.is_frozen = self.is_stopping = False
-            self.release()
-            self._shut(is_silent=with_host)
-        self.is_dark = with_host
 
     def _shut(self, *, is_silent: bool = False) -> None:
         if self._link is not None:
@@ -113,23 +98,7 @@ class EmqPeer(LinkOwner):
             case Send(frames):
                 self._unsent.append(frames)
 
-    def hear(self, node: int, frames: Frames) -> None:
-        """A message came."""
-        if self.is_frozen:
-            self._messages.append((node, frames))
-        elif self.is_alive:
-            self._receive(frames, self.clock())
-            self.arrange()
-
-    def change(self, node: int, is_up: bool) -> None:
-        """The connection is up, or is not."""
-        if self.is_frozen:
-            self._changes.append((node, is_up))
-        elif self.is_alive:
-            self._change(is_up, self.clock())
-            self.arrange()
-
-    def _change(self, is_up: bool, now: float) -> None:
+    def _change(self, node: int, is_up: bool, now: float) -> None:
         if is_up:
             unsent, self._unsent = self._unsent, []
             for frames in unsent:
@@ -148,20 +117,20 @@ class EmqPeer(LinkOwner):
         socket = self._sockets
         self._catch_up_with_work()
         # What came through a socket that is closed meanwhile is gone with it.
-        for _, frames in messages:
+        for node, frames in messages:
             if self._link is not None and socket == self._sockets:
-                self._receive(frames, now)
-        for _, is_up in changes:
+                self._receive(node, frames, now)
+        for node, is_up in changes:
             if self._link is not None and socket == self._sockets:
-                self._change(is_up, now)
+                self._change(node, is_up, now)
         if due is not None and now >= due and self.is_alive:
             self.on_time()
 
     def _catch_up_with_work(self) -> None:
         """What ended while it was frozen."""
 
-    def _receive(self, frames: Frames, now: float) -> None:
-        raise NotImplementedError
+    def _receive(self, node: int, frames: Frames, now: float) -> None:
+        self._do(self.core.receive(frames, now))
 
     def _connected(self, now: float) -> None:
         raise NotImplementedError
@@ -220,12 +189,6 @@ class SimManager(EmqPeer):
             self._do(self.core.freed(now))
         self.arrange()
 
-    def hold(self) -> None:
-        """The interpreter is kept busy: nothing of it goes on but libzmq's own threads."""
-        if self.is_awake:
-            self.freeze()
-            self.is_held = True
-
     def stop(self) -> None:
         """SIGTERM: drain and leave."""
         if self.is_awake:
@@ -238,17 +201,6 @@ class SimManager(EmqPeer):
     def _end_if_drained(self) -> None:
         if self.is_stopping and self.core.is_idle:
             self.die()
-
-    def deadline(self) -> float | None:
-        """The core's."""
-        return self.core.next_deadline()
-
-    def on_time(self) -> None:
-        """What is due."""
-        self._do(self.core.handle_timer(self.clock()))
-
-    def _receive(self, frames: Frames, now: float) -> None:
-        self._do(self.core.receive(frames, now))
 
     def _connected(self, now: float) -> None:
         """Its INFORM has gone out."""
@@ -450,20 +402,12 @@ class SimEmqClient(EmqPeer):
 
     # --- the loop -----------------------------------------------------------------------------------------
 
-    def deadline(self) -> float | None:
-        """The core's."""
-        return self.core.next_deadline()
-
-    def on_time(self) -> None:
-        """What is due."""
-        self._do(self.core.handle_timer(self.clock()))
-
-    def _receive(self, frames: Frames, now: float) -> None:
+    def _receive(self, node: int, frames: Frames, now: float) -> None:
         if self._stored is not None:
             heard = emq.decode(frames)
             if isinstance(heard, emq.Reply) and heard.value is None and heard.about in self._sure:
                 self._stored.was_accepted(self._sure.pop(heard.about))
-        self._do(self.core.receive(frames, now))
+        super()._receive(node, frames, now)
 
     def _connected(self, now: float) -> None:
         self._do(self.core.connected(now))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bstar_client.core.worker.outputs import KeepAlive
 from sim.keepalive import Keepalive
@@ -228,12 +228,56 @@ class Connection:
 
 
 class LinkOwner(Process):
-    """A client's or worker's process, with one link to each node."""
+    """A client's or worker's process, with one link to each node. What comes while it is frozen waits.
 
-    links: list[Link]
+    ``core`` is the production core, of each owner's own kind.
+    """
+
+    core: Any
     user_id = ""  # of its key, in runs with keys
     is_held = False  # frozen by one of its own threads; libzmq's go on
-    _messages: deque[tuple[int, Frames]]  # what has come while it was frozen
+    _death = "ends"  # in the trace
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.links: list[Link] = []
+        self._messages: deque[tuple[int, Frames]] = deque()
+        self._changes: deque[tuple[int, bool]] = deque()
+
+    def boot(self) -> None:
+        """A new run, to which nothing has come."""
+        super().boot()
+        self.is_held = False
+        self._messages.clear()
+        self._changes.clear()
+
+    def die(self, *, with_host: bool = False) -> None:
+        """The process is gone, and whatever waited or worked in it."""
+        if self.is_alive:
+            self.world.note(f"{self.name} {'is switched off' if with_host else self._death}")
+            self.is_alive = self.is_frozen = self.is_stopping = False
+            self.release()
+            self._shut(is_silent=with_host)
+        self.is_dark = with_host
+
+    def _shut(self, *, is_silent: bool = False) -> None:
+        for link in self.links:
+            link.close(is_silent=is_silent)
+
+    def hold(self) -> None:
+        """A handler keeps the interpreter to itself: nothing of it goes on but libzmq's own threads."""
+        if self.is_awake:
+            self.freeze()
+            self.is_held = True
+
+    def deadline(self) -> float | None:
+        """The core's."""
+        due: float | None = self.core.next_deadline()
+        return due
+
+    def on_time(self) -> None:
+        """What is due."""
+        self._do(self.core.handle_timer(self.clock()))
 
     def unread(self, node: int) -> int:
         """How many messages of this node wait to be read."""
@@ -241,11 +285,29 @@ class LinkOwner(Process):
 
     def hear(self, node: int, frames: Frames) -> None:
         """A message came by the link with this index."""
-        raise NotImplementedError
+        if self.is_frozen:
+            self._messages.append((node, frames))
+        elif self.is_alive:
+            self._receive(node, frames, self.clock())
+            self.arrange()
 
     def change(self, node: int, is_up: bool) -> None:
         """Its connection is up, or is not."""
+        if self.is_frozen:
+            self._changes.append((node, is_up))
+        elif self.is_alive:
+            self._change(node, is_up, self.clock())
+            self.arrange()
+
+    def _do(self, outputs: Any) -> None:
+        """Carry out what the core wants."""
         raise NotImplementedError
+
+    def _receive(self, node: int, frames: Frames, now: float) -> None:
+        self._do(self.core.receive(node, frames, now))
+
+    def _change(self, node: int, is_up: bool, now: float) -> None:
+        self._do(self.core.connected(node, now) if is_up else self.core.disconnected(node, now))
 
 
 class Link:

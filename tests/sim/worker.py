@@ -56,7 +56,6 @@ class SimWorker(LinkOwner):
         pair: str,
     ) -> None:
         super().__init__(world, name)
-        self.links = []
         self.core: WorkerCore
         self.dialect = dialect
         self.is_native = dialect == "native"
@@ -77,8 +76,6 @@ class SimWorker(LinkOwner):
         self._watcher = watcher
         self._credit = credit if self.is_native else 1
         self._handler_s = handler_s
-        self._messages: deque[tuple[int, Frames]] = deque()
-        self._changes: deque[tuple[int, bool]] = deque()
         self._results: deque[tuple[Job, int]] = deque()
         # How many handlers run at once; what the core has begun beyond that waits here.
         self._threads = 0
@@ -92,8 +89,8 @@ class SimWorker(LinkOwner):
         self.boot()
         self.epoch_seen = 0
         self.has_ended = self.has_lied = False
-        for queue in (self._messages, self._changes, self._results, self._begun_by_core):
-            queue.clear()
+        self._results.clear()
+        self._begun_by_core.clear()
         self._handling.clear()
         self._finished.clear()
         # Some work off what they have in one thread; those have no limit to a handler's time.
@@ -112,7 +109,6 @@ class SimWorker(LinkOwner):
             ),
             name=self._keepalive_name() if self.is_native else b"",
         )
-        self.is_held = False
         for link in self.links:
             link.open()
         self.arrange()
@@ -125,22 +121,6 @@ class SimWorker(LinkOwner):
     def _keepalive_name(self) -> bytes:
         return f"{self.name} {self.runs}".encode().ljust(20, b".")[:20]
 
-    def die(self, *, with_host: bool = False) -> None:
-        """The process is gone, and what its handlers were doing."""
-        if self.is_alive:
-            self.world.note(f"{self.name} {'is switched off' if with_host else 'ends'}")
-            self.is_alive = self.is_frozen = self.is_stopping = False
-            self.release()
-            for link in self.links:
-                link.close(is_silent=with_host)
-        self.is_dark = with_host
-
-    def hold(self) -> None:
-        """A handler keeps the interpreter to itself: nothing of it goes on but libzmq's own threads."""
-        if self.is_awake:
-            self.freeze()
-            self.is_held = True
-
     def stop(self) -> None:
         """SIGTERM: drain and leave."""
         if self.is_awake:
@@ -150,14 +130,6 @@ class SimWorker(LinkOwner):
             self.arrange()
 
     # --- the loop -----------------------------------------------------------------------------------------
-
-    def deadline(self) -> float | None:
-        """The core's."""
-        return self.core.next_deadline()
-
-    def on_time(self) -> None:
-        """What is due."""
-        self._do(self.core.handle_timer(self.clock()))
 
     def catch_up(self) -> None:
         """One turn of Worker._loop: results, messages, changes of connections, what was due before."""
@@ -175,17 +147,9 @@ class SimWorker(LinkOwner):
                 self._receive(node, frames, now)
         for node, is_up in changes:
             if self.is_alive:
-                self._do(self.core.connected(node, now) if is_up else self.core.disconnected(node, now))
+                self._change(node, is_up, now)
         if due is not None and now >= due and self.is_alive:
             self._do(self.core.handle_timer(now))
-
-    def hear(self, node: int, frames: Frames) -> None:
-        """A message came."""
-        if self.is_frozen:
-            self._messages.append((node, frames))
-        elif self.is_alive:
-            self._receive(node, frames, self.clock())
-            self.arrange()
 
     def _receive(self, node: int, frames: Frames, now: float) -> None:
         if frames and len(frames[0]) >= _EPOCH.stop and frames[0][0] == _NATIVE_MAGIC:
@@ -217,15 +181,6 @@ class SimWorker(LinkOwner):
         if epoch >= self.epoch_seen or is_far:
             self.epoch_seen = epoch
             self._superior_at = now
-
-    def change(self, node: int, is_up: bool) -> None:
-        """A connection is up, or is not."""
-        if self.is_frozen:
-            self._changes.append((node, is_up))
-        elif self.is_alive:
-            now = self.clock()
-            self._do(self.core.connected(node, now) if is_up else self.core.disconnected(node, now))
-            self.arrange()
 
     def _do(self, outputs: Sequence[WorkerOutput]) -> None:
         for output in outputs:
