@@ -287,11 +287,9 @@ def test_a_worker_without_bstar_says_how_to_ship_it(spark: SparkSession) -> None
     """The function that goes to the tasks is read by an interpreter that has Spark and not bstar."""
     from pyspark import cloudpickle
 
-    from bstar_pipeline.calls import HOW_TO_SHIP, _task
+    from bstar_pipeline.calls import _task
 
-    function = cloudpickle.dumps(  # type: ignore[no-untyped-call]
-        _task({"service": "s"}, HOW_TO_SHIP)
-    )
+    function = cloudpickle.dumps(_task({"service": "s"}))  # type: ignore[no-untyped-call]
     # A folder on PYTHONPATH is searched, but what an editable installation wrote there is not followed.
     packages = sysconfig.get_paths()["purelib"]
     program = "import sys; from pyspark import cloudpickle; cloudpickle.load(sys.stdin.buffer)([])"

@@ -7,6 +7,7 @@ It holds ``BATCHES_MAX`` batches at most, and waits for a slow call in an old ba
 It knows nothing of Spark and of attempts: a task that is run again does the same, with the same keys.
 """
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
@@ -181,7 +182,10 @@ class _Task:
         self._held: deque[_Batch] = deque()
         self._places: dict[int, tuple[_Batch, int]] = {}
         self._is_exhausted = False
-        self._errors = _Errors(plan)
+        # How many rows have an outcome, how many of each kind were not answered, and which of the last.
+        self._rows = 0
+        self._kinds: Counter[Status] = Counter()
+        self._last: deque[bool] = deque(maxlen=plan.error_span)
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Call row after row until the source ends."""
@@ -207,7 +211,7 @@ class _Task:
                     self._fail(batch, row, status, str(error), outcome.attempts, outcome.elapsed_s)
                 else:
                     batch.answer(row, outcome)
-                    self._errors.count()
+                    self._count()
                 yield from self._whole_batches()
             # All calls have ended, so every batch that is held is whole.
             yield from self._whole_batches()
@@ -219,50 +223,35 @@ class _Task:
 
     def _asks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Ask]:
         """The calls to make, read as the window moves. Ends early when too many batches are held."""
-        number = 0
-        ends_at = None
-        if self._plan.task_deadline_s is not None:
-            ends_at = self._began_at + self._plan.task_deadline_s
-        while len(self._held) < BATCHES_MAX:
-            try:
-                batch = _Batch(next(batches), self._plan)
-            except StopIteration:
-                self._is_exhausted = True
-                return
+        number, deadline_s = 0, self._plan.task_deadline_s
+        ends_at = math.inf if deadline_s is None else self._began_at + deadline_s
+        for given in batches:
+            batch = _Batch(given, self._plan)
             self._held.append(batch)
             for row, (body, key) in enumerate(batch.rows()):
-                timeout_s = self._plan.timeout_s
-                if ends_at is not None:
-                    timeout_s = min(timeout_s, ends_at - time.monotonic())
+                timeout_s = min(self._plan.timeout_s, ends_at - time.monotonic())
                 if body is None or (key is None and self._plan.has_keys):
                     what = "body" if body is None else "key"
                     self._fail(batch, row, "rejected", f"the row's {what} is null; nothing was sent")
                 elif timeout_s <= 0:
-                    text = f"the task's deadline ({self._plan.task_deadline_s} s) was over; nothing was sent"
+                    text = f"the task's deadline ({deadline_s} s) was over; nothing was sent"
                     self._fail(batch, row, "timeout", text)
                 else:
                     self._places[number] = (batch, row)
                     number += 1
                     yield Ask(body, key, timeout_s)
+            if len(self._held) >= BATCHES_MAX:
+                return
+        self._is_exhausted = True
 
     def _fail(
         self, batch: _Batch, row: int, status: Status, text: str, attempts: int = 0, elapsed_s: float = 0.0
     ) -> None:
         batch.fail(row, status, text, attempts, elapsed_s)
-        self._errors.count(status, text)
+        self._count(status, text)
 
-
-class _Errors:
-    """Counts rows that were not answered, and gives the task up when there are too many."""
-
-    def __init__(self, plan: BulkPlan) -> None:
-        self._plan = plan
-        self._rows = 0
-        self._kinds: Counter[Status] = Counter()
-        self._last: deque[bool] = deque(maxlen=plan.error_span)
-
-    def count(self, status: Status | None = None, text: str = "") -> None:
-        """One row more; without a status it was answered."""
+    def _count(self, status: Status | None = None, text: str = "") -> None:
+        """One row more; without a status it was answered. Gives the task up when too many were not."""
         limit, self._rows = self._plan.error_limit, self._rows + 1
         self._last.append(status is not None)
         if status is None or limit is None:

@@ -24,12 +24,12 @@ from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, Struct
 from bstar.errors import ConfigurationError
 from bstar_pipeline.bulk import BODY, KEY, BulkPlan, outcome_of
 
-HOW_TO_SHIP = (
+# Said by a task that cannot import what it needs.
+_HOW_TO_SHIP = (
     "the Python of Spark's workers lacks bstar, or what it needs (pyzmq, msgspec, pyarrow). Install it there,"
     " or pack it with `python -m bstar_pipeline.ship FOLDER` and ship it: spark-submit --archives"
     " FOLDER/bstar-spark.tar.gz#bstar --conf spark.executorEnv.PYTHONPATH=bstar (docs/pipeline.md, Cluster)"
 )
-"""Said by a task that cannot import what it needs."""
 
 
 def call(
@@ -89,9 +89,7 @@ def call(
     columns = [_as_bytes(df, body, "body").alias(BODY)]
     if key is not None:
         columns.append(_as_bytes(df, key, "key").alias(KEY))
-    schema = _schema(df, plan)
-    asked = df.select("*", *columns)
-    return asked.mapInArrow(_task(msgspec.to_builtins(plan), HOW_TO_SHIP), schema)
+    return df.select("*", *columns).mapInArrow(_task(msgspec.to_builtins(plan)), _schema(df, plan))
 
 
 def _as_bytes(df: DataFrame, column: Column | str, what: str) -> Column:
@@ -121,8 +119,8 @@ def _schema(df: DataFrame, plan: BulkPlan) -> StructType:
     return StructType([*df.schema.fields, *added.fields])
 
 
-def _task(plan: dict[str, object], how_to_ship: str) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """What a task runs. Sent to it by value, so that it can say what is missing there."""
+def _task(plan: dict[str, object]) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """What a task runs. It and ``_HOW_TO_SHIP`` go there by value: it can say what is missing there."""
 
     def run(batches: Iterable[Any]) -> Iterator[Any]:
         try:
@@ -130,7 +128,7 @@ def _task(plan: dict[str, object], how_to_ship: str) -> Callable[[Iterable[Any]]
 
             from bstar_pipeline.bulk import BulkPlan, call_batches  # noqa: PLC0415
         except ImportError as error:
-            raise RuntimeError(f"{how_to_ship}. Missing: {error}") from error
+            raise RuntimeError(f"{_HOW_TO_SHIP}. Missing: {error}") from error
         return call_batches(batches, msgspec.convert(plan, BulkPlan))
 
     return run

@@ -62,9 +62,6 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # Spark has 200, for clusters: with a few cores most of the time would go into starting tasks. A larger share
 # is spilled.
 _LOCAL_PARTITIONS = 32
-_DRIVER_MEMORY_MAX = 4 << 30
-# Spark's own default.
-_DRIVER_MEMORY_MIN = 1 << 30
 _JAVA_TIMEOUT_S = 30
 
 
@@ -157,5 +154,5 @@ def _defaults(master: str | None, remote: str | None, is_small: bool) -> dict[st
 
 
 def _driver_memory() -> int:
-    """Bytes for the JVM that runs the driver, and in local mode the whole job."""
-    return max(_DRIVER_MEMORY_MIN, min(_DRIVER_MEMORY_MAX, memory_bytes() // 2))
+    """Bytes for the JVM of the driver, which is the whole job in local mode; Spark's default is the least."""
+    return min(max(1 << 30, memory_bytes() // 2), 4 << 30)

@@ -14,6 +14,7 @@ from types import FrameType
 from pyspark.sql import SparkSession
 
 from bstar.errors import ConfigurationError
+from bstar.net.stop_signals import on_stop_signals
 from bstar_pipeline import job, store
 from bstar_pipeline.commits import NOTHING, Part, Snapshot, current
 from bstar_pipeline.job import Summary
@@ -21,8 +22,8 @@ from bstar_pipeline.partitions import queried
 from bstar_pipeline.slo import Objectives
 from bstar_pipeline.tables import utc
 
-NEWS_MAX = 50
-"""Of one run, the lines beneath it."""
+# Of one run, the lines beneath it.
+_NEWS_MAX = 50
 
 # ruff: noqa: S608 - all that is put into queries are constants
 _BURNS = "burns its error budget %.1f times too fast (5 min), %.1f (1 h), %.1f (6 h)"
@@ -92,12 +93,8 @@ def stopped_by_signals() -> Iterator[threading.Event]:
         is_stopping.set()
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with on_stop_signals(handle):
         yield is_stopping
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _now(spark: SparkSession | None, root: str) -> Snapshot:
@@ -114,11 +111,11 @@ def _told(spark: SparkSession | None, summary: Summary, before: Snapshot, after:
     )
     known, found = _news(spark, before, summary.made), _news(spark, after, summary.made)
     news = sorted(found.keys() - known.keys())
-    for at_us, kind, who in news[:NEWS_MAX]:
+    for at_us, kind, who in news[:_NEWS_MAX]:
         at = f"{utc(at_us):%Y-%m-%d %H:%M:%S.%f}"[:-3]
         yield f"  {at} {kind} {who}: {found[at_us, kind, who]}"
-    if len(news) > NEWS_MAX:
-        yield f"  and {len(news) - NEWS_MAX:,} more: bstar pipeline incidents and audit list all"
+    if len(news) > _NEWS_MAX:
+        yield f"  and {len(news) - _NEWS_MAX:,} more: bstar pipeline incidents and audit list all"
 
 
 def _news(
