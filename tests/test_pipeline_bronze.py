@@ -113,7 +113,7 @@ def test_a_field_that_was_left_out_has_its_default_where_its_kind_has_one(record
 def test_as_many_records_as_lines_are_not_a_record_in_each_line(many: int) -> None:
     import pyarrow as pa
 
-    from bstar_pipeline.lines import batches
+    from bstar_pipeline.bronze import batches
 
     record = (
         '{"kind":"execution","v":1,"pair":"p","node":"w","boot":"b","seq":%d,"at":1767571200225389,"mono":5,'

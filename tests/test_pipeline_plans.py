@@ -41,8 +41,8 @@ IN_PYTHON = dict.fromkeys(SHUFFLES, 2) | {"lines": 1, "ranges": 1, "audit": 3}
 def plans(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The plan of each table, as Spark tells it."""
     from bstar_pipeline import bronze, copies, journal_files, silver
+    from bstar_pipeline.bronze import SHAPE
     from bstar_pipeline.gold import audit, clients, objectives, outages
-    from bstar_pipeline.lines import SHAPE
     from bstar_pipeline.partitions import stored
     from bstar_pipeline.schema import RECORDS
 

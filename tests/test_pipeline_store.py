@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from bstar_pipeline.commits import Part, Snapshot
-    from bstar_pipeline.pair_rows import Rows
-    from bstar_pipeline.partitions import Made
+    from bstar_pipeline.partitions import Made, Rows
 
 pytestmark = pytest.mark.spark
 

@@ -2,30 +2,87 @@
 
 ``read`` makes rows of one file, on every engine: the local engine calls it in this process, Spark in Python
 on its executors. They open files, or get them from other storage, packed as they are. ``write`` puts the rows
-where the tables are, if that is a folder; they do not come through an engine then. ``copies`` leaves out what
-came twice.
+where the tables are, if that is a folder; they do not come through an engine then.
+
+The parser of the records themselves parses lines. Nearly all are simply records of today: many are parsed
+together. Of lines of which one is not, each is looked at by itself, and if need be field by field.
 """
 
+import datetime as dt
+import gc
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any, Union
 
+import msgspec
 import pyarrow as pa
-from pyspark.sql.types import StringType, StructField, StructType
+import pyarrow.compute as pc
+from msgspec.structs import asdict, astuple
+from pyspark.sql import types
+from pyspark.sql.pandas.types import to_arrow_schema
 
+from bstar.base.undecodable import UNDECODABLE
+from bstar.records import KINDS, VERSION
+from bstar.records.base import Base
 from bstar_pipeline import parquet
 from bstar_pipeline.commits import OPEN, File, journal_of
-from bstar_pipeline.journal_files import place_of
-from bstar_pipeline.lines import ROWS, batches, cut
+from bstar_pipeline.journal_files import about_name, place_of
 from bstar_pipeline.partitions import Made, Stored, queried
-from bstar_pipeline.schema import REJECTED, table_schema
+from bstar_pipeline.schema import (
+    BASE,
+    DEFAULTS,
+    LINE,
+    RECORDS,
+    REJECTED,
+    REQUIRED,
+    TIME_US_MAX,
+    TOPICS,
+    table_schema,
+)
+
+TRUNCATED = "truncated"
+"""The topic of a row that stands for the missing end of a packed file."""
+
+_REJECTION = [types.StructField(name, types.StringType()) for name in ("rejection", "line")]
+SHAPE = types.StructType([*RECORDS.fields, *_REJECTION])
+"""One row a line: ``bronze.records``, and of a line that is no record why that is, and its text."""
+
+ROWS = to_arrow_schema(SHAPE, timezone="UTC")
+"""``SHAPE`` for Arrow."""
+
+# What is kept of a line that cannot be read, in letters; the file has all of it.
+_LINE_LENGTH_MAX = 10_000
+_DAY_US = 86_400_000_000
+_INT64 = 1 << 63
+_RANGES = {
+    "v": (VERSION, VERSION),
+    "seq": (1, 1 << 53),
+    **dict.fromkeys(("at", "mono", "total_us", "busy_us"), (0, TIME_US_MAX)),
+}
+# Fewer lines, or records of a kind, are rows by themselves.
+_FEW = 16
+_BEGIN = b'{"kind":"'
+_SHAPES = {
+    kind: pa.struct([ROWS.field(name) for name in struct.__struct_fields__]) for kind, struct in KINDS.items()
+}
+_known = msgspec.json.Decoder(Union[tuple(KINDS.values())])  # noqa: UP007
+_parse_known: Callable[[bytes], Base] = _known.decode
+_parse_all: Callable[[bytes], list[Base]] = _known.decode_lines
+_parse_any = msgspec.json.Decoder().decode
+_encode = msgspec.json.encode
+_FIELDS = {field.name: field.dataType for field in LINE.fields}
+_KIND_OF: dict[type, str] = {struct: kind for kind, struct in KINDS.items()}
 
 # Unpacked they are 15 times as long, and parsed together.
 _PIECE_BYTES = 1 << 19
 # What zlib calls a gzip file.
 _GZIP = 31
+
+Row = dict[str, Any]
 
 
 def read(file: str, take: Callable[[int], bytes]) -> Iterator[pa.RecordBatch]:
@@ -85,9 +142,9 @@ JOURNAL = f"CASE WHEN file LIKE '%{OPEN}' THEN md5(file) ELSE 'sealed' END"
 """``commits.journal_of`` of column ``file``, in SQL of Spark and DuckDB alike."""
 
 
-def with_journal(shape: StructType) -> StructType:
+def with_journal(shape: types.StructType) -> types.StructType:
     """These columns, and "journal", which is ``JOURNAL``."""
-    return StructType([*shape.fields, StructField("journal", StringType())])
+    return types.StructType([*shape.fields, types.StructField("journal", types.StringType())])
 
 
 def rejected(lines: Stored, but_of: Sequence[str]) -> Made:
@@ -120,3 +177,182 @@ def _unpacked(take: Callable[[int], bytes]) -> Iterator[bytes | None]:
                 is_begun = True
     if is_begun:
         yield None
+
+
+def batches(text: bytes, file: str) -> Iterator[pa.RecordBatch]:
+    """Lines of one file, without the last one's end, as rows (``ROWS``).
+
+    A record has the fields of ``bstar.records`` (those of its kind with their defaults, the others null),
+    ``time`` (of ``at``), ``topic`` and ``day`` (of ``at``, UTC). A line that is no record has the topic
+    "rejected", a ``rejection`` that says why, its text, and pair and day of the file's name.
+    """
+    together = _together(text, file)
+    if together is not None:
+        yield from together
+        return
+    lines = text.split(b"\n")
+    if len(lines) <= _FEW:
+        about = about_name(file)
+        yield _of_rows([_row(line, about) for line in lines], file)
+        return
+    half = len(lines) // 2
+    for some in (lines[:half], lines[half:]):
+        yield from batches(b"\n".join(some), file)
+
+
+def cut(file: str) -> pa.RecordBatch:
+    """The row that stands for the missing end of a packed file."""
+    return _of_rows([_set_aside(about_name(file), TRUNCATED, TRUNCATED, "", None)], file)
+
+
+def _together(text: bytes, file: str) -> list[pa.RecordBatch] | None:
+    """These lines, if each is a record of today.
+
+    A line that ends with an object, before one that begins with another, is no part of either; so there are
+    as many records as lines only if each has one.
+    """
+    ends = text.count(b"\n")
+    if not text.startswith(_BEGIN) or text.count(b"}\n" + _BEGIN) != ends:
+        return None
+    of_kind: defaultdict[type[Base], list[Base]] = defaultdict(list)
+    # Thousands of tuples live for a moment, and none is part of a circle.
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        records = _parse_all(text)
+        if len(records) != ends + 1 or not _is_text(text):
+            return None
+        for record in records:
+            of_kind[type(record)].append(record)
+        many = [each for each in of_kind.values() if len(each) >= _FEW]
+        found = [_of_kind(_KIND_OF[type(each[0])], each, file) for each in many]
+        rows = [_of_record(record) for each in of_kind.values() if len(each) < _FEW for record in each]
+    except (*UNDECODABLE, OverflowError):
+        return None
+    finally:
+        if is_collecting:
+            gc.enable()
+    return [*found, _of_rows(rows, file)] if rows else found
+
+
+def _of_kind(kind: str, records: Sequence[Base], file: str) -> pa.RecordBatch:
+    """Records of one kind."""
+    shape = _SHAPES[kind]
+    values = pa.array(map(astuple, records), shape, size=len(records)).flatten()
+    columns = dict(zip((field.name for field in shape), values, strict=True))
+    for name, (least, most) in _RANGES.items():
+        if name in columns:
+            found = pc.min_max(columns[name]).as_py()
+            if found["min"] is not None and (found["min"] < least or found["max"] > most):
+                raise OverflowError(name)
+    columns |= {
+        "kind": pa.repeat(kind, len(records)),
+        "topic": pa.repeat(TOPICS.get(kind, "events"), len(records)),
+        "time": columns["at"].cast(ROWS.field("time").type),
+        "day": pc.divide(columns["at"], _DAY_US).cast(pa.int32()).cast(pa.date32()),
+    }
+    return _batch(len(records), columns, file)
+
+
+def _is_text(line: bytes) -> bool:
+    try:
+        return line.isascii() or line.decode() is not None
+    except UnicodeDecodeError:
+        return False
+
+
+def _row(line: bytes, about: tuple[str, dt.date]) -> Row:
+    """One line."""
+    with suppress(*UNDECODABLE, OverflowError):
+        record = _parse_known(line)
+        if _is_text(line):
+            return _of_record(record)
+    reason, version, fields = _judged(line)
+    if reason is None:
+        return _recorded(fields)
+    return _set_aside(about, REJECTED, reason, line.decode("utf-8", "replace")[:_LINE_LENGTH_MAX], version)
+
+
+def _of_record(record: Base) -> Row:
+    fields = {"kind": _KIND_OF[type(record)], **asdict(record)}
+    if not _is_in_range(fields):
+        raise OverflowError(fields)
+    return _recorded(fields)
+
+
+def _recorded(fields: Row) -> Row:
+    at_us, topic = fields["at"], TOPICS.get(fields["kind"], "events")
+    return {**fields, "time": at_us, "day": at_us // _DAY_US, "topic": topic}
+
+
+def _set_aside(about: tuple[str, dt.date], topic: str, reason: str, line: str, version: int | None) -> Row:
+    pair, day = about
+    return {"pair": pair, "day": day, "topic": topic, "v": version, "rejection": reason, "line": line}
+
+
+def _judged(line: bytes) -> tuple[str | None, int | None, Row]:
+    """Why the line is no record, or None; its version; its fields."""
+    parsed = None
+    with suppress(*UNDECODABLE):
+        parsed = _parse_any(line)
+    if not isinstance(parsed, dict):
+        return "unreadable", None, {}
+    fields: Row = {}
+    is_sound = True
+    for name, column in _FIELDS.items():
+        value = parsed.get(name)
+        if value is not None:
+            fields[name] = _as(column, value)
+            is_sound = is_sound and fields[name] is not None
+    version = fields.get("v")
+    if version is not None and version > VERSION:
+        return "newer-version", version, fields
+    if (not is_sound and version is None) or not _is_text(line):
+        return "unreadable", version, fields
+    kind = fields.get("kind", "")
+    needs = ("kind", *BASE, *REQUIRED.get(kind, ()))
+    if not is_sound or any(fields.get(name) is None for name in needs):
+        return "incomplete", version, fields
+    if not _is_in_range(fields):
+        return "unreadable", version, fields
+    return None, version, DEFAULTS.get(kind, {}) | fields
+
+
+def _is_in_range(fields: Row) -> bool:
+    values = ((fields.get(name), limits) for name, limits in _RANGES.items())
+    return all(value is None or least <= value <= most for value, (least, most) in values)
+
+
+def _as(column: types.DataType, value: Any) -> Any:
+    """The value as a column of this type takes it, or None."""
+    if isinstance(column, types.StringType):
+        return value if isinstance(value, str) else _encode(value).decode()
+    if isinstance(column, types.BooleanType):
+        return value if isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if isinstance(column, types.LongType):
+        return value if isinstance(value, int) and -_INT64 <= value < _INT64 else None
+    return float(value)
+
+
+def _of_rows(rows: Sequence[Row], file: str) -> pa.RecordBatch:
+    names = {name for row in rows for name in row}
+    columns = {name: pa.array([row.get(name) for row in rows], ROWS.field(name).type) for name in names}
+    return _batch(len(rows), columns, file)
+
+
+def _batch(count: int, columns: Mapping[str, pa.Array], file: str) -> pa.RecordBatch:
+    columns = {**columns, "file": pa.repeat(file, count)}
+    arrays = [columns[field.name] if field.name in columns else _nulls(count, field.type) for field in ROWS]
+    return pa.RecordBatch.from_arrays(arrays, schema=ROWS)
+
+
+def _nulls(count: int, kind: pa.DataType) -> pa.Array:
+    """Most columns are null in most rows, and share one array."""
+    return _many_nulls(1 << count.bit_length(), kind).slice(0, count)
+
+
+@lru_cache(maxsize=64)
+def _many_nulls(count: int, kind: pa.DataType) -> pa.Array:
+    return pa.nulls(count, kind)

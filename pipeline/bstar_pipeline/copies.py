@@ -16,11 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from bstar_pipeline.bronze import JOURNAL, with_journal
+from bstar_pipeline.bronze import JOURNAL, TRUNCATED, with_journal
 from bstar_pipeline.journal_files import about_name
-from bstar_pipeline.lines import TRUNCATED
-from bstar_pipeline.pair_rows import Row, Rows
-from bstar_pipeline.partitions import Made, Stored, queried, text
+from bstar_pipeline.partitions import Made, Row, Rows, Stored, queried, text
 from bstar_pipeline.schema import RECORDS
 from bstar_pipeline.tables import utc
 

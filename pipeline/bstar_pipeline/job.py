@@ -35,6 +35,7 @@ from pyspark.sql.types import StructType
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline import bronze, clocks, commits, copies, journal_files, parquet, silver, store
+from bstar_pipeline.bronze import SHAPE, TRUNCATED
 from bstar_pipeline.commits import OPEN, File, Manifest, Part
 from bstar_pipeline.gold import incidents
 from bstar_pipeline.gold.audit import audit
@@ -44,9 +45,7 @@ from bstar_pipeline.gold.durables import durable_findings
 from bstar_pipeline.gold.history import CLOCK_ERROR_US
 from bstar_pipeline.gold.nodes import process_findings
 from bstar_pipeline.gold.objectives import budgets, objectives, sketches
-from bstar_pipeline.lines import SHAPE, TRUNCATED
-from bstar_pipeline.pair_rows import Row, Rows
-from bstar_pipeline.partitions import Made, Stored, queried
+from bstar_pipeline.partitions import Made, Row, Rows, Stored, queried
 from bstar_pipeline.schema import RECORDS, REJECTED, table_schema
 from bstar_pipeline.slo import Objectives
 from bstar_pipeline.tables import utc

@@ -21,7 +21,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline.commits import OPEN, folder_named
-from bstar_pipeline.pair_rows import frame_of, literal
+from bstar_pipeline.partitions import literal
 
 _NOWHERE = (
     "no journals to read: {} does not exist. Brokers write journals if journal.directory is set in their "
@@ -218,7 +218,7 @@ def contents(spark: SparkSession, files: Sequence[str]) -> DataFrame:
     """
     if all(file.startswith("file:") for file in files):
         paths = sorted(files, key=lambda file: file[::-1])
-        return frame_of(spark, ({"file_path": path} for path in paths), _CONTENT)
+        return spark.createDataFrame(pa.Table.from_batches([unopened(paths)]), _CONTENT)
     # Spark takes them as patterns.
     paths = [literal(unquote(file) if urlsplit(file).scheme else file) for file in files]
     raw = spark.read.format("binaryFile").options(**_OPTIONS).load(paths)

@@ -3,6 +3,7 @@
 import secrets
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from pathlib import Path
 
 import pyarrow as pa
@@ -78,15 +79,9 @@ def _parted(batch: pa.RecordBatch, by: Sequence[str]) -> Iterator[tuple[File, pa
     """The rows of a batch by the file of a table that they go to."""
     keys = batch.select(list(by))
     # Of nearly all batches all rows go to one.
-    is_one = all(len(column.unique()) == 1 for column in keys.columns)
-    found = (
-        keys.slice(0, 1)
-        if is_one
-        else pa.Table.from_batches([keys]).group_by(keys.schema.names).aggregate([])
-    )
-    for row in found.to_pylist():
-        chosen = None
-        for name, value in row.items():
-            is_of = pc.equal(batch.column(name), value)
-            chosen = is_of if chosen is None else pc.and_(chosen, is_of)
-        yield File(path="", **row), batch if is_one else batch.filter(chosen)
+    if all(len(column.unique()) == 1 for column in keys.columns):
+        yield File(path="", **keys.slice(0, 1).to_pylist()[0]), batch
+        return
+    for row in pa.Table.from_batches([keys]).group_by(keys.schema.names).aggregate([]).to_pylist():
+        chosen = reduce(pc.and_, (pc.equal(batch.column(name), value) for name, value in row.items()))
+        yield File(path="", **row), batch.filter(chosen)

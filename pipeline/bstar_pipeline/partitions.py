@@ -31,14 +31,28 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from bstar_pipeline import parquet
 from bstar_pipeline.commits import File
-from bstar_pipeline.pair_rows import Rows, frame_of, read_files
 
 # ruff: noqa: S608 - all that is put into queries are constants, and names of files
+
+Row = Mapping[str, Any]
+"""A row, by column."""
+
+Rows = Sequence[Row]
 
 # Of each task.
 _MEMORY_MAX = "1GB"
@@ -68,9 +82,9 @@ class _Choice(NamedTuple):
     columns: tuple[str, ...]
     condition: str = "true"
 
-    def sql(self, files: Iterable[str] = ()) -> str:
+    def sql(self, files: Iterable[str]) -> str:
         """What is taken of these of its files, for DuckDB. A column that a file lacks is null."""
-        columns = ", ".join(f'NULL::{_sql_type(each.type)} AS "{each.name}"' for each in _arrow(self.shape))
+        columns = ", ".join(f'NULL::{_sql_type(each.dataType)} AS "{each.name}"' for each in self.shape)
         rows = f"SELECT {columns} WHERE false"
         names = ", ".join(text(glob.escape(file)) for file in files)
         if names:
@@ -89,22 +103,10 @@ def _quoted(column: str) -> str:
     return f'"{column}"' if column.isidentifier() else column
 
 
-def _sql_type(of: pa.DataType) -> str:
-    if pa.types.is_list(of):
-        return f"{_sql_type(of.value_type)}[]"
-    if pa.types.is_timestamp(of):
-        return "TIMESTAMPTZ"
-    return _SQL_TYPES[of]
-
-
-_SQL_TYPES = {
-    pa.string(): "VARCHAR",
-    pa.int64(): "BIGINT",
-    pa.int32(): "INTEGER",
-    pa.float64(): "DOUBLE",
-    pa.bool_(): "BOOLEAN",
-    pa.date32(): "DATE",
-}
+def _sql_type(of: DataType) -> str:
+    if isinstance(of, ArrayType):
+        return f"{_sql_type(of.elementType)}[]"
+    return "TIMESTAMPTZ" if isinstance(of, TimestampType) else of.simpleString()
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,39 +305,35 @@ def _of_files(choices: Sequence[_Choice], batches: Iterable[pa.RecordBatch]) -> 
     return " UNION ALL BY NAME ".join(each.sql(files[number]) for number, each in enumerate(choices))
 
 
-@dataclass(frozen=True, slots=True)
-class _Here:
-    """The partition of the local engine."""
-
-    batches: Callable[[], Iterable[pa.RecordBatch]]
+_Step = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a query finds in each partition of ``rows``, in the columns of ``shape``."""
+    """What a query finds in each partition of ``rows``, in the columns of ``shape``.
 
-    rows: DataFrame | _Here
+    The local engine has one partition, whose batches ``rows`` gives.
+    """
+
+    rows: DataFrame | Callable[[], Iterable[pa.RecordBatch]]
     query: _Query
     shape: StructType
 
     @property
     def frame(self) -> DataFrame:
         """It as a frame of Spark."""
-        assert not isinstance(self.rows, _Here), "the local engine has no frames"
+        assert isinstance(self.rows, DataFrame), "the local engine has no frames"
         return self.rows.mapInArrow(partial(self.query.rows, _arrow(self.shape)), self.shape)
 
     def shares(self, keys: Sequence[str]) -> DataFrame:
         """It as a frame of shares, as many as there are partitions."""
-        assert not isinstance(self.rows, _Here), "the local engine has no shares"
+        assert isinstance(self.rows, DataFrame), "the local engine has no shares"
         count = int(self.rows.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
         return self.rows.mapInArrow(partial(self.query.shared, _arrow(self.shape), keys, count), _SHARES)
 
     def batches(self) -> Iterable[pa.RecordBatch]:
         """It in this process."""
-        if isinstance(self.rows, _Here):
-            return self.query.rows(_arrow(self.shape), self.rows.batches())
-        batches: list[pa.RecordBatch] = self.frame.toArrow().to_batches()
-        return batches
+        return self._asked(partial(self.query.rows, _arrow(self.shape)), self.shape)
 
     def collected(self) -> Rows:
         """Its rows, if they are few."""
@@ -351,11 +349,14 @@ class Made:
     def write(self, folder: Path, below: str, by: Sequence[str] = ()) -> list[File]:
         """Write it to files ``below`` the folder of all tables, as ``parquet.write`` says."""
         write = partial(self.query.written, _arrow(self.shape), folder, below, by)
-        if isinstance(self.rows, _Here):
-            written = write(self.rows.batches())
-        else:
-            written = self.rows.mapInArrow(write, parquet.WRITTEN).toArrow().to_batches()
-        return [File(**row) for row in _listed(written)]
+        return [File(**row) for row in _listed(self._asked(write, parquet.WRITTEN))]
+
+    def _asked(self, step: _Step, shape: StructType) -> Iterable[pa.RecordBatch]:
+        """What a step makes of each partition, in this process."""
+        if isinstance(self.rows, DataFrame):
+            batches: list[pa.RecordBatch] = self.rows.mapInArrow(step, shape).toArrow().to_batches()
+            return batches
+        return step(self.rows())
 
     def summed(self, query: str) -> Rows:
         """What a query makes, here, of all its rows; those are few."""
@@ -380,15 +381,14 @@ def queried(
     """
     parts = [_whole(rows)] if isinstance(rows, Stored) else [rows] if isinstance(rows, Made) else rows
     first = parts[0]
-    is_local = isinstance(first.rows, _Here)
-    source: DataFrame | _Here
+    is_local = not isinstance(first.rows, DataFrame)
+    source = first.rows
     if isinstance(rows, Stored) and (is_local or not keys):
-        source = first.rows
         asked = replace(first.query, text=query, tables=tables, values=values, keys=keys)
     else:
         asked = _Query(query, _arrow(first.shape), (), tables, values, is_shared=bool(keys) and not is_local)
         if is_local:
-            source = _Here(lambda: chain.from_iterable(part.batches() for part in parts))
+            source = lambda: chain.from_iterable(part.batches() for part in parts)  # noqa: E731
         elif keys:
             source = reduce(DataFrame.union, (part.shares(keys) for part in parts)).repartition("share")
         else:
@@ -402,17 +402,13 @@ def _whole(rows: Stored) -> Made:
         frame = rows.frame
         return Made(frame, _Query("FROM rows", _arrow(frame.schema)), frame.schema)
     query = _Query("FROM rows", None, rows.choices)
-    source = _Here(partial(_places, rows)) if rows.spark is None else frame_of(rows.spark, rows.files, _PLACE)
+    places = pa.Table.from_pylist(rows.files, _arrow(_PLACE))
+    source = places.to_batches if rows.spark is None else rows.spark.createDataFrame(places, _PLACE)
     return Made(source, query, from_arrow_schema(query.shape()))
 
 
 def _listed(batches: Iterable[pa.RecordBatch]) -> Rows:
     return [row for batch in batches for row in batch.to_pylist()]
-
-
-def _places(rows: Stored) -> list[pa.RecordBatch]:
-    batches: list[pa.RecordBatch] = pa.Table.from_pylist(rows.files, _arrow(_PLACE)).to_batches()
-    return batches
 
 
 def _arrow(shape: StructType) -> pa.Schema:
@@ -424,3 +420,29 @@ def _as(shape: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Reco
     for batch in batches:
         columns = (column.cast(field.type) for column, field in zip(batch.columns, shape, strict=True))
         yield pa.RecordBatch.from_arrays(list(columns), schema=shape)
+
+
+def literal(path: str) -> str:
+    """A path that names this file alone for Spark, also if a pattern would have the same letters."""
+    return "".join(f"\\{letter}" if letter in "{}[]*?\\" else letter for letter in path)
+
+
+def read_files(spark: SparkSession, files: Iterable[str], shape: StructType) -> DataFrame:
+    """Files of a table as one frame."""
+    found = [literal(file) for file in files]
+    # Without a file it is made without Python on the executors.
+    empty = (F.lit(None).cast(field.dataType).alias(field.name) for field in shape)
+    return spark.read.schema(shape).parquet(*found) if found else spark.range(0).select(*empty)
+
+
+def offsets(runs: Rows) -> pa.Table:
+    """What the clock of each run lacks, for queries: boot, offset_us."""
+    return pa.Table.from_pylist(list(runs), pa.schema({"boot": pa.string(), "offset_us": pa.int64()}))
+
+
+def by_pair(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """The rows of each pair."""
+    found: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[row["pair"]].append(row)
+    return found

@@ -6,13 +6,11 @@ module is imported). What the flat schema cannot say - which fields a kind must 
 has that was left out - stands in ``REQUIRED`` and ``DEFAULTS``.
 """
 
-import types
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from msgspec import inspect
+from msgspec import inspect, structs
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -66,47 +64,28 @@ _DDL: dict[str, DataType] = {
 }
 
 
-def _fields() -> Iterator[tuple[str, inspect.Field]]:
-    """Every field of every kind, with the kind."""
-    for kind, struct in KINDS.items():
-        about = inspect.type_info(struct)
-        assert isinstance(about, inspect.StructType)
-        yield from ((kind, field) for field in about.fields)
-
-
-def _columns() -> dict[str, DataType]:
-    """Every field, in the order in which the kinds bring them up."""
-    columns: dict[str, DataType] = {"kind": StringType()}
-    for kind, field in _fields():
-        of = field.type
-        if isinstance(of, inspect.UnionType):
-            (of,) = (each for each in of.types if not isinstance(each, inspect.NoneType))
-        found = _TYPES[type(of)]
-        known = columns.setdefault(field.encode_name, found)
-        assert known == found, f"{field.encode_name} of {kind} is {found}, elsewhere {known}"
-    return columns
-
-
-def kinds_of(*modules: types.ModuleType) -> tuple[str, ...]:
-    """The kinds of record that these modules of ``bstar.records`` define."""
-    names = {module.__name__ for module in modules}
-    return tuple(kind for kind, struct in KINDS.items() if struct.__module__ in names)
-
-
-LINE = StructType([StructField(name, spark_type) for name, spark_type in _columns().items()])
-"""Of one line: ``kind`` and the fields of all kinds, every one nullable."""
-
 REQUIRED: dict[str, tuple[str, ...]] = dict.fromkeys(KINDS, ())
 """By kind: the fields without which a line is no record."""
 
 DEFAULTS: defaultdict[str, dict[str, Any]] = defaultdict(dict)
-"""By field, then by kind: the value of a field that is not in the line (other than null)."""
+"""By kind, then by field: the value of a field that is not in the line (other than null)."""
 
-for _kind, _field in _fields():
-    if _field.required:
-        REQUIRED[_kind] += (_field.encode_name,)
-    elif _field.default not in (None, msgspec.NODEFAULT):
-        DEFAULTS[_field.encode_name][_kind] = _field.default
+_columns: dict[str, DataType] = {"kind": StringType()}
+for _kind, _struct in KINDS.items():
+    for _field in structs.fields(_struct):
+        _name, _type = _field.encode_name, inspect.type_info(_field.type)
+        if isinstance(_type, inspect.UnionType):
+            (_type,) = (each for each in _type.types if not isinstance(each, inspect.NoneType))
+        _found = _TYPES[type(_type)]
+        _known = _columns.setdefault(_name, _found)
+        assert _known == _found, f"{_name} of {_kind} is {_found}, elsewhere {_known}"
+        if _field.required:
+            REQUIRED[_kind] += (_name,)
+        elif _field.default not in (None, msgspec.NODEFAULT):
+            DEFAULTS[_kind][_name] = _field.default
+
+LINE = StructType([StructField(name, spark_type) for name, spark_type in _columns.items()])
+"""Of one line: ``kind`` and the fields of all kinds, every one nullable."""
 
 BASE = tuple(name for name in REQUIRED["started"] if all(name in fields for fields in REQUIRED.values()))
 """The fields that every record needs, of known kinds and others."""
@@ -125,6 +104,3 @@ def table_schema(name: str) -> StructType:
 
 RECORDS = table_schema("bronze.records")
 """Of ``bronze.records``."""
-
-REJECTION = StructType([StructField("rejection", StringType()), StructField("line", StringType())])
-"""What a line has beyond that: why it is no record, and its text; both null for a record."""

@@ -27,8 +27,7 @@ from pyspark.sql.types import StructType
 from bstar.errors import ConfigurationError
 from bstar_pipeline import commits, parquet, partitions
 from bstar_pipeline.commits import File, Folder, Manifest, Part, Snapshot
-from bstar_pipeline.pair_rows import Row
-from bstar_pipeline.partitions import Made, Stored, queried, text
+from bstar_pipeline.partitions import Made, Row, Stored, queried, text
 from bstar_pipeline.schema import DISTINCT, table_schema
 
 # Each open file buffers one.

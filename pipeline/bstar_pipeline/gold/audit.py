@@ -16,8 +16,7 @@ import pyarrow as pa
 
 from bstar.records.broker import FINISHED
 from bstar_pipeline.gold.rules import DURABLE_NUMBER, FINDINGS, judged, unproven
-from bstar_pipeline.pair_rows import Row, Rows
-from bstar_pipeline.partitions import Made, Stored, queried
+from bstar_pipeline.partitions import Made, Row, Rows, Stored, queried
 from bstar_pipeline.schema import table_schema
 
 # Bits of silver.requests.evidence.

@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from bstar_pipeline.gold.audit import FOREVER, UNWRITTEN_US
 from bstar_pipeline.gold.history import CLOCK_ERROR_US
-from bstar_pipeline.pair_rows import Rows, offsets
-from bstar_pipeline.partitions import Made, Stored, queried
+from bstar_pipeline.partitions import Made, Rows, Stored, offsets, queried
 from bstar_pipeline.schema import table_schema
 
 _COUNTED = ("pending", "answered", "dead", "cancelled")

@@ -19,8 +19,7 @@ import pyarrow as pa
 from bstar.records.broker import FINISHED
 from bstar_pipeline.gold import outages
 from bstar_pipeline.gold.history import PairHistory
-from bstar_pipeline.pair_rows import Row, Rows, by_pair, offsets
-from bstar_pipeline.partitions import Stored, queried
+from bstar_pipeline.partitions import Row, Rows, Stored, by_pair, offsets, queried
 from bstar_pipeline.tables import utc
 
 # Refusals are counted once in a while; the record comes at the end of the interval.

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bstar_pipeline.gold.history import CLOCK_ERROR_US, PairHistory
-from bstar_pipeline.pair_rows import Row, Rows, by_pair
+from bstar_pipeline.partitions import Row, Rows, by_pair
 from bstar_pipeline.tables import utc
 
 # What the journal of a run may lack: how much, and its sentence.

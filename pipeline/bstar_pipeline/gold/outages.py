@@ -32,8 +32,7 @@ import pyarrow as pa
 
 from bstar.records.broker import FINISHED
 from bstar_pipeline.gold.history import CLOCK_ERROR_US, Incident, PairHistory
-from bstar_pipeline.pair_rows import Rows
-from bstar_pipeline.partitions import Made, Stored, queried
+from bstar_pipeline.partitions import Made, Rows, Stored, queried
 from bstar_pipeline.tables import utc
 
 OUTAGE_MIN_US = 100_000

@@ -185,7 +185,7 @@ def _opened(spark: SparkSession | None, root: str) -> Iterator[tuple[_Engine, Sn
 
 
 def _on_spark(spark: SparkSession, name: str, files: list[str], query: str) -> list[Any]:
-    from bstar_pipeline.pair_rows import read_files
+    from bstar_pipeline.partitions import read_files
     from bstar_pipeline.schema import table_schema
 
     found: list[Any] = spark.sql(query, table=read_files(spark, files, table_schema(name))).collect()

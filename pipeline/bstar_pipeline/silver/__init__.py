@@ -3,10 +3,9 @@
 ``facts`` brings what the driver makes runs and states of; the other tables are queries of bronze records.
 """
 
-from bstar_pipeline.silver.clocks import clock_of, links, peer_links
 from bstar_pipeline.silver.durables import durables
 from bstar_pipeline.silver.requests import requests
-from bstar_pipeline.silver.runs import corrected, fact_rows, facts, runs
+from bstar_pipeline.silver.runs import clock_of, corrected, fact_rows, facts, links, peer_links, runs
 from bstar_pipeline.silver.states import histories, histories_of, states
 
 __all__ = [

@@ -8,8 +8,7 @@ its attempts, which have its id as their ``client``.
 # ruff: noqa: S608 - all that is put into queries are constants
 
 from bstar_pipeline.gold.rules import DURABLE_NUMBER
-from bstar_pipeline.pair_rows import Rows, offsets
-from bstar_pipeline.partitions import Made, Stored, queried
+from bstar_pipeline.partitions import Made, Rows, Stored, offsets, queried
 from bstar_pipeline.schema import table_schema
 
 _FOREVER = 1 << 62

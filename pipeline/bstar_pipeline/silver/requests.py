@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from bstar.records.broker import FINISHED
 from bstar_pipeline.gold.history import CLOCK_ERROR_US, SAME_CLOCK_ERROR_US
-from bstar_pipeline.pair_rows import Rows
-from bstar_pipeline.partitions import Made, Stored, queried
+from bstar_pipeline.partitions import Made, Rows, Stored, queried
 from bstar_pipeline.schema import table_schema
 
 # What a node says of a request's end, the best last.

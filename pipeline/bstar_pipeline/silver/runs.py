@@ -4,7 +4,9 @@ Every record has two times. The wall clock may be set while a process runs; the 
 it says nothing by itself. A run's ``offset_us`` turns the second into the first. It is the median of at -
 mono over all its records. So records with a wrong wall clock do not matter while they are fewer than half.
 Processes of one machine share a monotonic clock and so an offset: between them, times are exact. Between
-machines they are as exact as the machines' clocks are set, unless requests tell more (``corrected``).
+machines they are as exact as the machines' clocks are set, unless requests that both ends recorded tell more:
+``links`` and ``peer_links`` bound how far clocks are apart (``bstar_pipeline.clocks``), ``corrected`` puts
+them right.
 
 ``facts`` is the one query: sums of records, and the events of which each pair has few. The driver makes the
 table of them.
@@ -14,23 +16,33 @@ table of them.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
+import pyarrow as pa
+
+from bstar.records import KINDS as STRUCTS
 from bstar.records import broker, client, pair, store, worker
-from bstar_pipeline.clocks import Off
+from bstar.records.broker import FINISHED
+from bstar_pipeline.clocks import Link, Off, Word, of_peers
 from bstar_pipeline.gold.history import FIELDS, KINDS
-from bstar_pipeline.pair_rows import Row, Rows
-from bstar_pipeline.partitions import Made, Stored, queried, text
-from bstar_pipeline.schema import kinds_of
+from bstar_pipeline.partitions import Made, Row, Rows, Stored, by_pair, queried, text
 
 _ABOUT = ("source", "machine", "host", "version", "config", "service", "heartbeat_us", "failover_timeout_us")
 # The facts of an execution, their order among those of a run.
 _LAST = ("boot", "epoch", "day", "client", "number", "service", "mono")
+
+
+def _kinds_of(*modules: ModuleType) -> tuple[str, ...]:
+    names = {module.__name__ for module in modules}
+    return tuple(kind for kind, struct in STRUCTS.items() if struct.__module__ in names)
+
+
 # What one kind of process alone records.
 _KINDS = {
-    "client": kinds_of(client),
-    "worker": kinds_of(worker),
-    "broker": (*kinds_of(broker, pair, store), "pulse"),
+    "client": _kinds_of(client),
+    "worker": _kinds_of(worker),
+    "broker": (*_kinds_of(broker, pair, store), "pulse"),
 }
 
 # Of events those that each pair has few of, and the others that facts are made of.
@@ -220,11 +232,97 @@ def _run(rows: Sequence[Row], start: Row | None, earlier: Sequence[Row], offset_
     }
 
 
+def clock_of(run: Row) -> str:
+    """The clock that a run goes by."""
+    return str(run["machine"] or run["boot"])
+
+
+# So many requests of a client in a row, and then none until as many as the second number were sent: few to
+# bring together, and enough.
+_IN_A_ROW, _EVERY = 16, 1_024
+_REQUEST = ("pair", "client", "number")
+_OF_LINK = (
+    *_REQUEST, "topic", "boot", "mono", "busy_us", "total_us", "outcome", "attempts", "deliveries",
+)  # fmt: skip
+_SHARE = 0.99
+# Of two machines each, of a partition.
+_LINKS_MAX = 10_000
+
+
+def links(records: Stored, runs: Rows) -> Made:
+    """Bounds for each two machines that requests connect: node, other, low_us, high_us (``clocks.Link``)."""
+    clocks = [{"boot": run["boot"], "clock": clock_of(run), "offset_us": run["offset_us"]} for run in runs]
+    shape = pa.schema({"boot": pa.string(), "clock": pa.string(), "offset_us": pa.int64()})
+    is_chosen = f"topic IN ('requests', 'calls', 'executions') AND number % {_EVERY} < {_IN_A_ROW}"
+    bounds = queried(
+        records.take(*_OF_LINK, where=is_chosen),
+        _REQUEST,
+        _BOUNDS,
+        tables={"clocks": pa.Table.from_pylist(clocks, shape)},
+    )
+    return queried(bounds, ("node", "other"), _LINKS)
+
+
+_OF_TOPIC = ", ".join(
+    f"min({{clock: clock, begin_us: end_us - took_us, end_us: end_us}}) "
+    f"FILTER (topic = '{topic}s') AS {topic}, count(*) FILTER (topic = '{topic}s') AS {topic}_count"
+    for topic in ("request", "call", "execution")
+)
+# Of what was sent again, the ends may be of different attempts.
+_BOUNDS = f"""
+WITH ended AS (
+    SELECT rows.*, clock, mono + offset_us AS end_us, if(topic = 'executions', busy_us, total_us) AS took_us
+    FROM rows JOIN clocks USING (boot)
+),
+requests AS (
+    SELECT {_OF_TOPIC},
+        bool_and((topic = 'executions' OR outcome IN {FINISHED}) AND took_us IS NOT NULL
+            AND coalesce(attempts, 1) = 1 AND coalesce(deliveries, 1) = 1) AS is_plain
+    FROM ended GROUP BY {", ".join(_REQUEST)}
+    HAVING is_plain AND request_count = 1 AND call_count <= 1 AND execution_count <= 1
+)
+SELECT request.clock AS node, call.clock AS other, request.end_us - call.end_us AS low_us,
+    request.begin_us - call.begin_us AS high_us
+FROM requests WHERE call.clock <> request.clock
+UNION ALL
+SELECT request.clock, execution.clock, request.begin_us - execution.begin_us,
+    request.end_us - execution.end_us
+FROM requests WHERE execution.clock <> request.clock
+"""
+# Not the last: of very many requests, one may have a story that its records do not tell.
+_LINKS = f"""
+SELECT node, other, quantile_disc(low_us, {_SHARE}) AS low_us,
+    quantile_disc(high_us, {_SHARE} ORDER BY high_us DESC) AS high_us
+FROM rows GROUP BY node, other LIMIT {_LINKS_MAX}
+"""
+
+
+def peer_links(facts: Mapping[str, Rows], runs: Rows) -> list[Link]:
+    """Bounds for each two machines of a pair's nodes, by what the nodes recorded of each other."""
+    nodes = {run["boot"]: run for run in runs if run["source"] == "broker"}
+    found = []
+    for _, events in sorted(by_pair(facts.get("event", ())).items()):
+        in_order = sorted(events, key=lambda event: (event["boot"], event["seq"]))
+        found += of_peers(
+            Word(
+                clock_of(nodes[event["boot"]]),
+                event["boot"],
+                event["mono"] + nodes[event["boot"]]["offset_us"],
+                event["kind"],
+                event["event"],
+                event["peer_boot"],
+            )
+            for event in in_order
+            if event["boot"] in nodes
+        )
+    return found
+
+
 def corrected(facts: Iterable[Row], off: Mapping[str, Off]) -> list[dict[str, Any]]:
     """``silver.runs`` with the clocks of these machines put right."""
     found = []
     for run in facts:
-        ahead_us, unsure_us = off.get(run["machine"] or run["boot"], (0, 0))
+        ahead_us, unsure_us = off.get(clock_of(run), (0, 0))
         times = ("offset_us", "started_at_us", "last_at_us")
         moved = {name: run[name] - ahead_us for name in times}
         found.append({**run, **moved, "clock_off_us": ahead_us, "clock_unsure_us": unsure_us})

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
+import msgspec
+
 from bstar_pipeline.gold.history import CLOCK_ERROR_US, Event, History, PairHistory, Run, State, overlaps
-from bstar_pipeline.pair_rows import Row, Rows, by_pair
+from bstar_pipeline.partitions import Row, Rows, by_pair
 
 _OF_PULSES = ("first_state", "first_epoch", "pulse_us", "longest_us")
 
@@ -19,10 +21,14 @@ def histories(
     pulses = _pulses(facts.get("pulses", ()))
     offsets = {run["boot"]: run["offset_us"] for run in runs}
     events = by_pair(facts.get("event", ()))
-    found = {}
+    found, none = {}, dict.fromkeys(_OF_PULSES)
     for pair, of_pair in sorted(by_pair(runs).items()):
-        merged = [_event(row, offsets[row["boot"]]) for row in events.get(pair, ())]
-        history = History([_run(run, pulses) for run in of_pair], merged, clock_error_us)
+        merged = [
+            msgspec.convert({**row, "at_us": row["mono"] + offsets[row["boot"]]}, Event)
+            for row in events.get(pair, ())
+        ]
+        processes = [msgspec.convert({**run, **(pulses.get(run["boot"]) or none)}, Run) for run in of_pair]
+        history = History(processes, merged, clock_error_us)
         states = history.states()
         both = overlaps(states, history.runs, clock_error_us)
         found[pair] = PairHistory(states, history.incidents(states), both)
@@ -63,17 +69,6 @@ def _pulses(rows: Rows) -> dict[str, dict[str, Any]]:
             elif known[name] is None:
                 known[name] = row[name]
     return found
-
-
-def _run(run: Row, pulses: Mapping[str, Row]) -> Run:
-    pulse = pulses.get(run["boot"], {}) if run["source"] == "broker" else {}
-    merged = {**run, **{name: pulse.get(name) for name in _OF_PULSES}}
-    return Run(**{field.name: merged[field.name] for field in fields(Run)})
-
-
-def _event(row: Row, offset_us: int) -> Event:
-    merged = {**row, "at_us": row["mono"] + offset_us}
-    return Event(**{field.name: merged[field.name] for field in fields(Event)})
 
 
 def states(histories: Mapping[str, PairHistory]) -> Iterable[dict[str, Any]]:
