@@ -85,6 +85,19 @@ def test_answers_that_are_noted_out_of_order_make_no_gap_of_a_gap() -> None:
     assert gaps.failover(failover("a", "b")) == []
 
 
+def test_a_call_that_is_lost_after_the_last_answer_ends_the_time_without_one() -> None:
+    gaps = Gaps()
+    gaps.failure(0.5)
+    assert gaps.longest_s == 0
+    for answered_at in (1.0, 1.1):
+        gaps.answer("a", answered_at)
+    gaps.failure(1.05)
+    assert gaps.longest_s == pytest.approx(0.1)
+    gaps.failure(30.1)
+    assert gaps.longest_s == pytest.approx(29.0)
+    assert gaps.close() == []
+
+
 def test_of_no_calls_there_is_no_percentile() -> None:
     assert percentile([], 0.5) is None
 
@@ -163,6 +176,9 @@ def test_calls_that_nobody_answers_are_lost_and_counted(tmp_path: Path) -> None:
     assert total["ok"] is False
     assert total["answered"] == 0
     assert total["lost"] == total["sent"] == len(lines(out, "lost")) > 0
+    assert (
+        0.2 <= total["longest_call_s"] <= total["longest_gap_s"] == pytest.approx(total["seconds"], abs=0.001)
+    )
     assert {line["error"] for line in lines(out, "lost")} == {"NoActiveNodeError"}
 
 

@@ -42,7 +42,7 @@ class Load(SteadyCalls):
             on_failure=self._note_failure,
         )
 
-    def _note_failure(self, number: int, error: BstarError) -> None:
+    def _note_failure(self, number: int, _sent_at: float, _ended_at: float, error: BstarError) -> None:
         self.failures.append(f"request {number}: {type(error).__name__}: {error}")
 
 

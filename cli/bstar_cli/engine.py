@@ -17,7 +17,7 @@ from bstar.errors import BstarError
 from bstar_client import FailedOver, HAClient
 
 Answered = Callable[[float, float, str], None]
-Failed = Callable[[int, BstarError], None]
+Failed = Callable[[int, float, float, BstarError], None]
 
 # A failover, and its gap in seconds; None if the node that took over never answered.
 Settled = tuple[FailedOver, float | None]
@@ -97,8 +97,8 @@ class SteadyCalls:
     """``rate`` calls per second of a service that answers with the body, from now until ``finish``.
 
     At most ``window`` are outstanding. ``on_answer`` gets the times of sending and of the answer on the
-    monotonic clock and the node that answered, ``on_failure`` the request's number and its error; under a
-    lock, so they need none.
+    monotonic clock and the node that answered, ``on_failure`` the request's number, the times of sending and
+    of its end, and its error; under a lock, so they need none.
     """
 
     def __init__(
@@ -138,9 +138,10 @@ class SteadyCalls:
         try:
             reply = self._client.request(self._service, body)
         except BstarError as error:
+            ended_at = time.monotonic()
             with self._lock:
                 self._failed += 1
-                self._on_failure(number, error)
+                self._on_failure(number, sent_at, ended_at, error)
             return
         answered_at = time.monotonic()
         with self._lock:
@@ -182,6 +183,11 @@ class Gaps:
         *passed, last = self._open[: awaited[-1]]
         del self._open[: awaited[-1]]
         return [*((event, None) for event in passed), (last, gap_s)]
+
+    def failure(self, ended_at: float) -> None:
+        """A call ended without an answer: until then one was waited for."""
+        if self._answered_at is not None:
+            self.longest_s = max(self.longest_s, ended_at - self._answered_at)
 
     def failover(self, event: FailedOver) -> list[Settled]:
         """Another node took over."""

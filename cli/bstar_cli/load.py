@@ -76,7 +76,11 @@ class Lost(msgspec.Struct, frozen=True, tag="lost", tag_field="type"):
 
 
 class Sum(msgspec.Struct, frozen=True, tag="sum", tag_field="type"):
-    """All of it. ``longest_gap_s`` is the longest time without any answer, from the first one on."""
+    """All of it. ``longest_call_s`` is of all calls, lost ones included.
+
+    ``longest_gap_s`` is the longest time without any answer while one was waited for, from the first answer
+    on; ``seconds`` if there was none.
+    """
 
     at: float
     ok: bool
@@ -177,8 +181,11 @@ class _Report:
             settled = self._gaps.answer(endpoint, answered_at)
         self._failovers(settled)
 
-    def failure(self, number: int, error: BstarError) -> None:
+    def failure(self, number: int, sent_at: float, ended_at: float, error: BstarError) -> None:
         """Tell of a call that was lost."""
+        with self._lock:
+            self._longest_call_s = max(self._longest_call_s, ended_at - sent_at)
+            self._gaps.failure(ended_at)
         self._print(
             Lost(time.time(), number, type(error).__name__, str(error)),
             f"lost: call {number}: {type(error).__name__}: {error}",
@@ -248,7 +255,7 @@ class _Report:
             **totals,
             seconds=round(seconds, 3),
             longest_call_s=round(self._longest_call_s, 6),
-            longest_gap_s=round(self._gaps.longest_s, 6),
+            longest_gap_s=round(self._gaps.longest_s if totals["answered"] else seconds, 6),
         )
         self._print(
             line,
