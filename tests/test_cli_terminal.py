@@ -27,7 +27,6 @@ from bstar_cli.main import main
 from bstar_cli.status import _fronts_table, _nodes_table, _room, _services_table, _stores_table
 from bstar_cli.terminal import json_line, print_tables
 from bstar_client import BstarError, HAClient, Worker
-from bstar_client.calls.status import NodeReport
 from support.brokers import lone_broker
 from support.node_states import disk_state, node_state, service_state, store_state
 
@@ -75,18 +74,18 @@ def tables(name: str = "a.rather.long.service.name.of.a.team") -> list[Table]:
     )
     front = FrontState("ppp", {"clients": 3, "paranoid_workers": 2}, error="a door is closed")
     active = msgspec.structs.replace(active, fronts=[front])
-    reports = [
-        NodeReport("tcp://10.0.0.1:5001", msgspec.to_builtins(active), None),
-        NodeReport("tcp://broker-backup.example.com:5002", None, "connection refused"),
+    nodes = [
+        Seen("tcp://10.0.0.1:5001", active),
+        Seen("tcp://broker-backup.example.com:5002", None, "connection refused"),
     ]
-    views = [Seen.of(report).view for report in reports]
+    views = [seen.view for seen in nodes]
     services_table = _services_table(["#1", "#1"], views)
     stores_table = _stores_table(["#1", "#1"], views)
     assert services_table is not None
     assert stores_table is not None
     fronts_table = _fronts_table(["#1", "#1"], views)
     assert fronts_table is not None
-    return [_nodes_table(["#1", "#1"], reports, views), stores_table, fronts_table, services_table]
+    return [_nodes_table(["#1", "#1"], nodes), stores_table, fronts_table, services_table]
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120, 200])

@@ -72,6 +72,15 @@ def test_the_picture_fits_into_80_columns(capsys: pytest.CaptureFixture[str]) ->
     assert [line.split()[:4] for line in lines if line.startswith("echo")] == [["echo", "50.0/s", "1", "ms"]]
 
 
+@pytest.mark.parametrize(("is_denied", "word"), [(False, "no answer"), (True, "not allowed")])
+def test_a_node_that_refuses_this_key_has_answered(
+    is_denied: bool, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    silent = Sample([Seen(A, None, "why", is_denied)], 10.0)
+    print_tables(*tables(silent, silent, SortBy.RATE), pipe_columns=80)
+    assert f"{A}  {word} " in capsys.readouterr().out
+
+
 def test_without_a_terminal_it_says_what_to_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top"]) == exits.USAGE
     assert "use --once" in capsys.readouterr().err

@@ -116,6 +116,11 @@ class Seen(msgspec.Struct, frozen=True):
             return "not-allowed" if self.is_denied else "no-answer"
         return self.view.readiness.reason
 
+    @property
+    def word(self) -> str:
+        """The same in a table for people."""
+        return self.reason.replace("-", " ")
+
     @classmethod
     def of(cls, report: NodeReport) -> "Seen":
         """Read a node's report."""

@@ -144,7 +144,7 @@ def _document(findings: _Findings) -> dict[str, object]:
 
 def _show(findings: _Findings) -> None:
     views = [seen.view for seen in findings.nodes]
-    tables = [_nodes_table(findings.titles, findings.reports, views)]
+    tables = [_nodes_table(findings.titles, findings.nodes)]
     further = [make(findings.titles, views) for make in (_stores_table, _fronts_table, _services_table)]
     tables += [each for each in further if each is not None]
     _print(lambda: print_tables(*tables, titles=2 if len(findings.by_pair) > 1 else 1))
@@ -182,26 +182,23 @@ def _titles(fleet: Fleet) -> list[str]:
     return [pair.name or f"#{number}" for number, pair in enumerate(fleet.pairs, 1) for _ in pair.endpoints]
 
 
-def _nodes_table(
-    names: Sequence[str], reports: Sequence[NodeReport], views: Sequence[NodeState | None]
-) -> Table:
+def _nodes_table(names: Sequence[str], nodes: Sequence[Seen]) -> Table:
     is_fleet = len(set(names)) > 1
-    has_arbiter = any(view is not None and view.pair.quorum is not None for view in views)
+    has_arbiter = any(seen.view is not None and seen.view.pair.quorum is not None for seen in nodes)
     shown = table(
         (*(["PAIR"] if is_fleet else []), "ENDPOINT", "ROLE", "STATE"),
         ("EPOCH", "PEER", "PEER AGE", "SERVICES", "WORKERS", "QUEUED", *(["ARBITER"] if has_arbiter else [])),
         no_wrap=True,
     )
-    for name, report, view in zip(names, reports, views, strict=True):
-        named = [cell(name)] if is_fleet else []
+    for name, seen in zip(names, nodes, strict=True):
+        named, view = [cell(name)] if is_fleet else [], seen.view
         if view is None:
-            why = "not allowed" if report.is_denied else "no answer"
-            shown.add_row(*named, cell(report.endpoint), Text("-"), Text(why, style="red"))
+            shown.add_row(*named, cell(seen.endpoint), Text("-"), Text(seen.word, style="red"))
             continue
         pair, broker = view.pair, view.broker
         shown.add_row(
             *named,
-            cell(report.endpoint),
+            cell(seen.endpoint),
             cell(pair.role),
             cell(pair.state, style="bold green" if pair.is_active else ""),
             Text(str(pair.epoch)),

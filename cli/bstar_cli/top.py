@@ -118,7 +118,7 @@ def top(
     Looking is no vote. Rates and latencies are those between two looks; a latency is the upper bound of its
     bucket. Keys: q quits; s, p, u, w and n sort by rate, p99, queued, workers and name.
 
-    Exit codes: 0; 1 with --once if no node answers; 2 wrong usage, or no terminal and no --once.
+    Exit codes: 0; 1 with --once if no node shows its state; 2 wrong usage, or no terminal and no --once.
 
     Examples:
 
@@ -153,7 +153,7 @@ def tables(before: Sample, now: Sample, by: SortBy) -> list[Table]:
     for seen in now.nodes:
         view = seen.view
         if view is None:
-            shown.add_row(cell(seen.endpoint), Text("no answer", style="red"))
+            shown.add_row(cell(seen.endpoint), Text(seen.word, style="red"))
             continue
         shown.add_row(
             cell(view.pair.role),
