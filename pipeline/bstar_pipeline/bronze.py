@@ -28,27 +28,15 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from bstar.base.undecodable import UNDECODABLE
 from bstar.records import KINDS, VERSION
 from bstar.records.base import Base
-from bstar_pipeline import parquet
+from bstar_pipeline import parquet, schema
 from bstar_pipeline.commits import OPEN, File, journal_of
 from bstar_pipeline.journal_files import about_name, place_of
 from bstar_pipeline.partitions import Made, Stored, queried
-from bstar_pipeline.schema import (
-    BASE,
-    DEFAULTS,
-    LINE,
-    RECORDS,
-    REJECTED,
-    REQUIRED,
-    TIME_US_MAX,
-    TOPICS,
-    table_schema,
-)
 
 TRUNCATED = "truncated"
 """The topic of a row that stands for the missing end of a packed file."""
 
-_REJECTION = [types.StructField(name, types.StringType()) for name in ("rejection", "line")]
-SHAPE = types.StructType([*RECORDS.fields, *_REJECTION])
+SHAPE = types.StructType([*schema.RECORDS.fields]).add("rejection", "string").add("line", "string")
 """One row a line: ``bronze.records``, and of a line that is no record why that is, and its text."""
 
 ROWS = to_arrow_schema(SHAPE, timezone="UTC")
@@ -61,7 +49,7 @@ _INT64 = 1 << 63
 _RANGES = {
     "v": (VERSION, VERSION),
     "seq": (1, 1 << 53),
-    **dict.fromkeys(("at", "mono", "total_us", "busy_us"), (0, TIME_US_MAX)),
+    **dict.fromkeys(("at", "mono", "total_us", "busy_us"), (0, schema.TIME_US_MAX)),
 }
 # Fewer lines, or records of a kind, are rows by themselves.
 _FEW = 16
@@ -74,7 +62,7 @@ _parse_known: Callable[[bytes], Base] = _known.decode
 _parse_all: Callable[[bytes], list[Base]] = _known.decode_lines
 _parse_any = msgspec.json.Decoder().decode
 _encode = msgspec.json.encode
-_FIELDS = {field.name: field.dataType for field in LINE.fields}
+_FIELDS = {field.name: field.dataType for field in schema.LINE.fields}
 _KIND_OF: dict[type, str] = {struct: kind for kind, struct in KINDS.items()}
 
 # Unpacked they are 15 times as long, and parsed together.
@@ -144,18 +132,18 @@ JOURNAL = f"CASE WHEN file LIKE '%{OPEN}' THEN md5(file) ELSE 'sealed' END"
 
 def with_journal(shape: types.StructType) -> types.StructType:
     """These columns, and "journal", which is ``JOURNAL``."""
-    return types.StructType([*shape.fields, types.StructField("journal", types.StringType())])
+    return types.StructType([*shape.fields]).add("journal", "string")
 
 
 def rejected(lines: Stored, but_of: Sequence[str]) -> Made:
     """The table of rejected lines, with their journal, without those of some files."""
-    rows = lines.take("file", "rejection", "v", "line", "day", "pair", where=f"topic = '{REJECTED}'")
+    rows = lines.take("file", "rejection", "v", "line", "day", "pair", where=f"topic = '{schema.REJECTED}'")
     query = (
         f"SELECT file, rejection, try_cast(v AS INTEGER), line, day, pair, {JOURNAL} AS journal FROM rows "  # noqa: S608
         "WHERE file NOT IN (SELECT file FROM left_out)"
     )
     left_out = {"left_out": pa.table({"file": pa.array(but_of, pa.string())})}
-    return queried(rows, (), query, with_journal(table_schema("bronze.rejected")), tables=left_out)
+    return queried(rows, (), query, with_journal(schema.table_schema("bronze.rejected")), tables=left_out)
 
 
 def _unpacked(take: Callable[[int], bytes]) -> Iterator[bytes | None]:
@@ -247,7 +235,7 @@ def _of_kind(kind: str, records: Sequence[Base], file: str) -> pa.RecordBatch:
                 raise OverflowError(name)
     columns |= {
         "kind": pa.repeat(kind, len(records)),
-        "topic": pa.repeat(TOPICS.get(kind, "events"), len(records)),
+        "topic": pa.repeat(schema.TOPICS.get(kind, "events"), len(records)),
         "time": columns["at"].cast(ROWS.field("time").type),
         "day": pc.divide(columns["at"], _DAY_US).cast(pa.int32()).cast(pa.date32()),
     }
@@ -270,7 +258,8 @@ def _row(line: bytes, about: tuple[str, dt.date]) -> Row:
     reason, version, fields = _judged(line)
     if reason is None:
         return _recorded(fields)
-    return _set_aside(about, REJECTED, reason, line.decode("utf-8", "replace")[:_LINE_LENGTH_MAX], version)
+    kept = line.decode("utf-8", "replace")[:_LINE_LENGTH_MAX]
+    return _set_aside(about, schema.REJECTED, reason, kept, version)
 
 
 def _of_record(record: Base) -> Row:
@@ -281,7 +270,7 @@ def _of_record(record: Base) -> Row:
 
 
 def _recorded(fields: Row) -> Row:
-    at_us, topic = fields["at"], TOPICS.get(fields["kind"], "events")
+    at_us, topic = fields["at"], schema.TOPICS.get(fields["kind"], "events")
     return {**fields, "time": at_us, "day": at_us // _DAY_US, "topic": topic}
 
 
@@ -310,12 +299,12 @@ def _judged(line: bytes) -> tuple[str | None, int | None, Row]:
     if (not is_sound and version is None) or not _is_text(line):
         return "unreadable", version, fields
     kind = fields.get("kind", "")
-    needs = ("kind", *BASE, *REQUIRED.get(kind, ()))
+    needs = ("kind", *schema.BASE, *schema.REQUIRED.get(kind, ()))
     if not is_sound or any(fields.get(name) is None for name in needs):
         return "incomplete", version, fields
     if not _is_in_range(fields):
         return "unreadable", version, fields
-    return None, version, DEFAULTS.get(kind, {}) | fields
+    return None, version, schema.DEFAULTS.get(kind, {}) | fields
 
 
 def _is_in_range(fields: Row) -> bool:

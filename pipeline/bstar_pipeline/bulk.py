@@ -16,19 +16,7 @@ from typing import Literal, Self
 import msgspec
 import pyarrow as pa
 
-from bstar.errors import (
-    BstarError,
-    BulkCallError,
-    BusyError,
-    CallTimeoutError,
-    ClosedError,
-    ConfigurationError,
-    DeclinedError,
-    HandlerError,
-    LocalProtocolError,
-    NoActiveNodeError,
-    RejectedError,
-)
+from bstar import errors
 from bstar_client import Ask, CallFailed, HAClient, Reply
 
 BODY = "__bstar_body"
@@ -82,7 +70,7 @@ class BulkPlan(msgspec.Struct, frozen=True):
         )
         for is_right, text in checks:
             if not is_right:
-                raise ConfigurationError(text)
+                raise errors.ConfigurationError(text)
         return self
 
 
@@ -101,15 +89,15 @@ def outcome_of(plan: BulkPlan) -> pa.Schema:
 
 
 # The first kind that an error of a call is of tells what became of its row.
-_STATUSES: tuple[tuple[type[BstarError], Status], ...] = (
-    (DeclinedError, "declined"),
-    (HandlerError, "failed"),
-    (BusyError, "busy"),
-    (RejectedError, "rejected"),
-    (LocalProtocolError, "rejected"),
-    (NoActiveNodeError, "no-active"),
-    (CallTimeoutError, "timeout"),
-    (BstarError, "unknown"),
+_STATUSES: tuple[tuple[type[errors.BstarError], Status], ...] = (
+    (errors.DeclinedError, "declined"),
+    (errors.HandlerError, "failed"),
+    (errors.BusyError, "busy"),
+    (errors.RejectedError, "rejected"),
+    (errors.LocalProtocolError, "rejected"),
+    (errors.NoActiveNodeError, "no-active"),
+    (errors.CallTimeoutError, "timeout"),
+    (errors.BstarError, "unknown"),
 )
 
 
@@ -205,7 +193,7 @@ class _Task:
                 batch, row = self._places.pop(outcome.index)
                 if isinstance(outcome, CallFailed):
                     error = outcome.error
-                    if isinstance(error, ClosedError):
+                    if isinstance(error, errors.ClosedError):
                         raise error  # the client has ended, not this call alone
                     status = next(status for kind, status in _STATUSES if isinstance(error, kind))
                     self._fail(batch, row, status, str(error), outcome.attempts, outcome.elapsed_s)
@@ -266,7 +254,7 @@ class _Task:
             is_too_many = failed > limit * seen
         if is_too_many:
             kinds = ", ".join(f"{count} {kind}" for kind, count in self._kinds.most_common())
-            raise BulkCallError(
+            raise errors.BulkCallError(
                 f"gave up calling {self._plan.service!r} at {', '.join(self._plan.endpoints)}: {failed} of "
                 f"the last {seen} rows were not answered (error_threshold {limit:g}); in this task: {kinds} "
                 f"of {self._rows} rows. The last error: {text}"

@@ -17,7 +17,6 @@ from urllib.parse import quote, unquote, urlsplit
 import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from bstar.errors import ConfigurationError
 from bstar_pipeline.commits import OPEN, folder_named
@@ -49,8 +48,6 @@ _PLAIN = "/:@&=+$,;!'()*~-_."
 _SPECIAL = frozenset("*?[{\\")
 # Innermost, so that choices may stand within choices.
 _CHOICE = re.compile(r"(?<!\\)\{((?:[^{}\\]|\\.)*)\}")
-
-_CONTENT = StructType([StructField("file_path", StringType()), StructField("content", BinaryType())])
 
 
 class Journal(NamedTuple):
@@ -218,7 +215,7 @@ def contents(spark: SparkSession, files: Sequence[str]) -> DataFrame:
     """
     if all(file.startswith("file:") for file in files):
         paths = sorted(files, key=lambda file: file[::-1])
-        return spark.createDataFrame(pa.Table.from_batches([unopened(paths)]), _CONTENT)
+        return spark.createDataFrame(pa.Table.from_batches([unopened(paths)]))
     # Spark takes them as patterns.
     paths = [literal(unquote(file) if urlsplit(file).scheme else file) for file in files]
     raw = spark.read.format("binaryFile").options(**_OPTIONS).load(paths)

@@ -30,19 +30,9 @@ from typing import Any, NamedTuple
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, types
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    IntegerType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from bstar_pipeline import parquet
 from bstar_pipeline.commits import File
@@ -62,8 +52,8 @@ _PARTITIONS_MAX = 256
 # What DuckDB gives at once.
 _BATCH_ROWS = 1 << 16
 _PACKED = pa.ipc.IpcWriteOptions(compression="lz4")
-_PLACE = StructType([StructField("choice", IntegerType()), StructField("path", StringType())])
-_SHARES = StructType([StructField("share", IntegerType()), StructField("rows", BinaryType())])
+_PLACE = types.StructType().add("choice", "integer").add("path", "string")
+_SHARES = types.StructType().add("share", "integer").add("rows", "binary")
 
 
 def text(value: str) -> str:
@@ -78,7 +68,7 @@ class _Choice(NamedTuple):
     """
 
     files: tuple[str, ...]
-    shape: StructType
+    shape: types.StructType
     columns: tuple[str, ...]
     condition: str = "true"
 
@@ -103,10 +93,10 @@ def _quoted(column: str) -> str:
     return f'"{column}"' if column.isidentifier() else column
 
 
-def _sql_type(of: DataType) -> str:
-    if isinstance(of, ArrayType):
+def _sql_type(of: types.DataType) -> str:
+    if isinstance(of, types.ArrayType):
         return f"{_sql_type(of.elementType)}[]"
-    return "TIMESTAMPTZ" if isinstance(of, TimestampType) else of.simpleString()
+    return "TIMESTAMPTZ" if isinstance(of, types.TimestampType) else of.simpleString()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +143,9 @@ class Stored:
         return sorted(found, key=lambda row: str(row["path"])[::-1])
 
 
-def stored(spark: SparkSession | None, files: Iterable[str], shape: StructType, *, is_here: bool) -> Stored:
+def stored(
+    spark: SparkSession | None, files: Iterable[str], shape: types.StructType, *, is_here: bool
+) -> Stored:
     """All rows of these files."""
     return Stored(spark, (_Choice(tuple(files), shape, tuple(shape.names)),), is_here)
 
@@ -180,12 +172,11 @@ class _Query:
     def rows(self, made: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What it finds in the batches of a partition, in these columns."""
         if self.keys:
-            places = list(batches)
-            count = self._partitions(places)
+            batches = list(batches)
+            count = self._partitions(batches)
             if count > 1:
-                yield from self._one_by_one(made, places, count)
+                yield from self._one_by_one(made, batches, count)
                 return
-            batches = places
         with self._found(batches) as found:
             yield from _as(made, found)
 
@@ -317,7 +308,7 @@ class Made:
 
     rows: DataFrame | Callable[[], Iterable[pa.RecordBatch]]
     query: _Query
-    shape: StructType
+    shape: types.StructType
 
     @property
     def frame(self) -> DataFrame:
@@ -351,7 +342,7 @@ class Made:
         write = partial(self.query.written, _arrow(self.shape), folder, below, by)
         return [File(**row) for row in _listed(self._asked(write, parquet.WRITTEN))]
 
-    def _asked(self, step: _Step, shape: StructType) -> Iterable[pa.RecordBatch]:
+    def _asked(self, step: _Step, shape: types.StructType) -> Iterable[pa.RecordBatch]:
         """What a step makes of each partition, in this process."""
         if isinstance(self.rows, DataFrame):
             batches: list[pa.RecordBatch] = self.rows.mapInArrow(step, shape).toArrow().to_batches()
@@ -368,7 +359,7 @@ def queried(
     rows: Stored | Made | Sequence[Made],
     keys: Sequence[str],
     query: str,
-    shape: StructType | None = None,
+    shape: types.StructType | None = None,
     *,
     tables: Mapping[str, pa.Table] | None = None,
     values: Mapping[str, Any] | None = None,
@@ -411,7 +402,7 @@ def _listed(batches: Iterable[pa.RecordBatch]) -> Rows:
     return [row for batch in batches for row in batch.to_pylist()]
 
 
-def _arrow(shape: StructType) -> pa.Schema:
+def _arrow(shape: types.StructType) -> pa.Schema:
     return to_arrow_schema(shape, timezone="UTC")
 
 
@@ -427,7 +418,7 @@ def literal(path: str) -> str:
     return "".join(f"\\{letter}" if letter in "{}[]*?\\" else letter for letter in path)
 
 
-def read_files(spark: SparkSession, files: Iterable[str], shape: StructType) -> DataFrame:
+def read_files(spark: SparkSession, files: Iterable[str], shape: types.StructType) -> DataFrame:
     """Files of a table as one frame."""
     found = [literal(file) for file in files]
     # Without a file it is made without Python on the executors.

@@ -11,19 +11,7 @@ from typing import Any
 
 import msgspec
 from msgspec import inspect, structs
-from pyspark.sql.types import (
-    ArrayType,
-    BooleanType,
-    DataType,
-    DateType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import types
 
 from bstar.records import KINDS
 from bstar_pipeline.tables import TABLES, columns_of
@@ -45,22 +33,22 @@ DISTINCT = (
 too large, and then write them as they are.
 """
 
-_TYPES: dict[type[inspect.Type], DataType] = {
-    inspect.IntType: LongType(),
-    inspect.FloatType: DoubleType(),
-    inspect.BoolType: BooleanType(),
-    inspect.StrType: StringType(),
-    inspect.LiteralType: StringType(),
+_TYPES: dict[type[inspect.Type], types.DataType] = {
+    inspect.IntType: types.LongType(),
+    inspect.FloatType: types.DoubleType(),
+    inspect.BoolType: types.BooleanType(),
+    inspect.StrType: types.StringType(),
+    inspect.LiteralType: types.StringType(),
 }
-_DDL: dict[str, DataType] = {
-    "STRING": StringType(),
-    "BIGINT": LongType(),
-    "INT": IntegerType(),
-    "DOUBLE": DoubleType(),
-    "BOOLEAN": BooleanType(),
-    "DATE": DateType(),
-    "TIMESTAMP": TimestampType(),
-    "ARRAY<BIGINT>": ArrayType(LongType()),
+_DDL: dict[str, types.DataType] = {
+    "STRING": types.StringType(),
+    "BIGINT": types.LongType(),
+    "INT": types.IntegerType(),
+    "DOUBLE": types.DoubleType(),
+    "BOOLEAN": types.BooleanType(),
+    "DATE": types.DateType(),
+    "TIMESTAMP": types.TimestampType(),
+    "ARRAY<BIGINT>": types.ArrayType(types.LongType()),
 }
 
 
@@ -70,7 +58,7 @@ REQUIRED: dict[str, tuple[str, ...]] = dict.fromkeys(KINDS, ())
 DEFAULTS: defaultdict[str, dict[str, Any]] = defaultdict(dict)
 """By kind, then by field: the value of a field that is not in the line (other than null)."""
 
-_columns: dict[str, DataType] = {"kind": StringType()}
+_columns: dict[str, types.DataType] = {"kind": types.StringType()}
 for _kind, _struct in KINDS.items():
     for _field in structs.fields(_struct):
         _name, _type = _field.encode_name, inspect.type_info(_field.type)
@@ -84,22 +72,22 @@ for _kind, _struct in KINDS.items():
         elif _field.default not in (None, msgspec.NODEFAULT):
             DEFAULTS[_kind][_name] = _field.default
 
-LINE = StructType([StructField(name, spark_type) for name, spark_type in _columns.items()])
+LINE = types.StructType([types.StructField(name, spark_type) for name, spark_type in _columns.items()])
 """Of one line: ``kind`` and the fields of all kinds, every one nullable."""
 
 BASE = tuple(name for name in REQUIRED["started"] if all(name in fields for fields in REQUIRED.values()))
 """The fields that every record needs, of known kinds and others."""
 
 
-def table_schema(name: str) -> StructType:
+def table_schema(name: str) -> types.StructType:
     """The columns of a table of ``bstar_pipeline.tables`` ("gold.audit"), ``day`` and ``pair`` last."""
-    fields: list[StructField] = []
+    fields: list[types.StructField] = []
     columns = columns_of(TABLES[name])
     known = {column for column, _ in columns}
     for column, kind in columns:
         several = [field for field in LINE.fields if field.name not in known]
-        fields += [StructField(column, _DDL[kind])] if kind else several
-    return StructType(fields)
+        fields += [types.StructField(column, _DDL[kind])] if kind else several
+    return types.StructType(fields)
 
 
 RECORDS = table_schema("bronze.records")

@@ -12,7 +12,7 @@ without pyspark, because a cluster has its own, and without what only folders of
 import re
 import sys
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,7 +49,9 @@ def ship(folder: Path) -> tuple[Path, Path]:
     # Fast rather than small: it travels once, inside a cluster.
     with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
         for name, file in sorted(dict(_files()).items()):
-            tar.add(file, name)
+            # Scripts lie outside of the folder of modules.
+            if not name.startswith(("..", *_LEFT_OUT)) and "__pycache__" not in name and file.is_file():
+                tar.add(file, name)
     program.write_text(_PROGRAM)
     return archive, program
 
@@ -63,17 +65,9 @@ def _files() -> Iterator[tuple[str, Path]]:
                 f"the package {package} is not there; pip install '.[spark]' in a clone of bstar"
             )
         root = Path(spec.origin).parent
-        yield from _wanted((f"{package}/{file.relative_to(root)}", file) for file in root.rglob("*"))
+        yield from ((f"{package}/{file.relative_to(root)}", file) for file in root.rglob("*"))
     for name in _distributions():
-        installed = metadata.files(name) or ()
-        yield from _wanted((str(file), Path(str(file.locate()))) for file in installed)
-
-
-def _wanted(entries: Iterable[tuple[str, Path]]) -> Iterator[tuple[str, Path]]:
-    for name, file in entries:
-        # Scripts lie outside of the folder of modules.
-        if not name.startswith(("..", *_LEFT_OUT)) and "__pycache__" not in name and file.is_file():
-            yield name, file
+        yield from ((str(file), Path(str(file.locate()))) for file in metadata.files(name) or ())
 
 
 def _distributions() -> set[str]:
@@ -83,7 +77,7 @@ def _distributions() -> set[str]:
     while needed:
         name = needed.pop()
         try:
-            needs = _needs(name)
+            needs = {*_needs(name)}
         except metadata.PackageNotFoundError:
             if name in _ALSO:
                 raise ConfigurationError(
@@ -92,19 +86,16 @@ def _distributions() -> set[str]:
             # Of another platform or version of Python: bstar runs here without it.
             continue
         found.add(name)
-        needed |= {*needs} - found
+        needed |= needs - found
     return found
 
 
-def _needs(name: str, *, extra: str = "") -> list[str]:
+def _needs(name: str, *, extra: str = "") -> Iterator[str]:
     """What a distribution requires, also for one of its extras."""
-    wanted = []
     for text in metadata.requires(name) or ():
-        required = re.match(r"[\w.-]+", text)
         of = re.search(r"extra == ['\"]([\w.-]+)", text)
-        if required and (of is None or of[1] == extra):
-            wanted.append(required[0])
-    return wanted
+        if of is None or of[1] == extra:
+            yield re.split(r"[^\w.-]", text, maxsplit=1)[0]
 
 
 if __name__ == "__main__":

@@ -40,16 +40,13 @@ def requests(records: Stored, runs: Rows, clock_error_us: int = CLOCK_ERROR_US) 
 
     A request is of the day on which its last record was written; what a clock was ahead is taken off.
     """
-    of_runs = pa.Table.from_pylist(
-        [{name: run[name] for name in _RUN} for run in runs],
-        pa.schema([(name, pa.int64() if name.endswith("_us") else pa.string()) for name in _RUN]),
-    )
+    of_run = pa.schema([(name, pa.int64() if name.endswith("_us") else pa.string()) for name in _RUN])
     return queried(
         records.take(*_CARRIED, where=f"topic IN {_TOPICS}"),
         ("number", "client", "pair"),
         _SQL,
         table_schema("silver.requests"),
-        tables={"runs": of_runs},
+        tables={"runs": pa.Table.from_pylist(list(runs), of_run)},
         values={"same_us": SAME_CLOCK_ERROR_US, "clock_us": clock_error_us},
     )
 
