@@ -501,7 +501,7 @@ def test_a_full_store_refuses_for_now() -> None:
     solo.submit(ID)
     [refused] = solo.ask(Service.SUBMIT, durable.encode(Submit(OTHER, b"work", [b"x"])))
     assert refused.command == native.BUSY
-    assert b"store.requests_max" in refused.body[0]
+    assert refused.body[0].startswith(b"the store holds 1 request (store.requests_max), 1 of them pending: ")
 
 
 def test_a_node_without_memory_refuses_for_now_however_it_is_asked(solo: SoloStore) -> None:

@@ -206,6 +206,17 @@ def test_a_declined_request_is_no_finding() -> None:
     assert names(store(), store(dead=5, ended={"dead": 0, "declined": 5})) == []
 
 
+def test_a_silent_peer_may_be_drained() -> None:
+    [finding] = found(state(is_peer_fresh=False))
+    assert "end its drain (bstar drain --undo)" in finding.do
+
+
+def test_a_store_full_of_what_waits_needs_workers() -> None:
+    [finding] = found(store(pending=91, requests_max=100, answered=0, cancelled=0))
+    assert finding.why == "its durable store is 91% full, 91 of its 91 requests are pending"
+    assert "start workers for what is pending" in finding.do
+
+
 def test_what_is_to_be_done_about_a_store_is_said_once() -> None:
     trouble = f"the peer's store is not heard: {findings.START_OR_FORCE}"
     [finding] = found(store(is_leading=False, trouble=trouble))
@@ -304,6 +315,14 @@ def test_what_handlers_decline_is_nothing_to_find() -> None:
     sparse = [service_state("s", workers=1, declined=n, recent={"declined": 1}) for n in range(1, 20)]
     results = [looking.look(state(each), 240.0 * n) for n, each in enumerate(sparse)]
     assert results[-1] == []
+
+
+def test_what_expires_while_a_service_is_paused_is_not_its_workers_fault() -> None:
+    paused = service_state("echo", workers=1, pause_why="ann@c1", expired=150, recent={"expired": 150})
+    assert names(state(paused)) == ["paused"]
+    resumed = msgspec.structs.replace(paused, pause_why="")
+    [finding] = found(state(resumed))
+    assert "expired ones waited for a worker, or in a pause" in finding.do
 
 
 def test_the_passive_node_finds_nothing_about_the_workers_of_a_service() -> None:

@@ -64,7 +64,8 @@ def signs(*nodes: Seen) -> list[Trouble]:
             "fails",
             (
                 "5 of 105 requests ended badly in the last five minutes (1 expired, 4 failed): "
-                "look at its workers' logs; of refused ones at bstar_drops_total"
+                "look at its workers' logs; of refused ones at bstar_drops_total; "
+                "expired ones waited for a worker, or in a pause"
             ),
         ),
         (
@@ -72,7 +73,8 @@ def signs(*nodes: Seen) -> list[Trouble]:
             "fails",
             (
                 "1 of 100001 requests ended badly in the last five minutes (1 poisoned): "
-                "look at its workers' logs; of refused ones at bstar_drops_total"
+                "look at its workers' logs; of refused ones at bstar_drops_total; "
+                "expired ones waited for a worker, or in a pause"
             ),
         ),
     ],

@@ -253,7 +253,8 @@ def _nearly_full(state: NodeState, _: Past) -> str:
         return f"the disk of its store has {free_bytes >> 20} MiB left"
     requests = store.pending + store.answered + store.dead + store.cancelled
     used = max(store.octets / store.octets_max, requests / store.requests_max)
-    return f"its durable store is {used:.0%} full" if used > 0.9 else ""
+    pending = f"{store.pending} of its {counted(requests, 'request')} are pending"
+    return f"its durable store is {used:.0%} full, {pending}" if used > 0.9 else ""
 
 
 def _sync_slow(_: NodeState, past: Past) -> str:
@@ -285,7 +286,8 @@ NODE: Final[tuple[Entry[NodeState], ...]] = (
     Entry("front-down", CRITICAL, "BstarFrontDown", _front_down,
               "read the node's log, and restart the node if the front stays down"),
     Entry("peer-silent", WARNING, "BstarPeerLinkDown", _peer_silent,
-              "start the peer, or mend the link between the state endpoints"),
+              "start the peer, end its drain (bstar drain --undo), or mend the link between the state "
+              "endpoints"),
     Entry("arbiter-silent", WARNING, "BstarArbiterSilent", _arbiter_silent, "start the arbiter"),
     Entry("majority-lost", WARNING, "BstarMajorityLost", _majority_lost,
               "mend its links to the peer and the arbiter"),
@@ -305,8 +307,8 @@ NODE: Final[tuple[Entry[NodeState], ...]] = (
               "bstar resume ends that"),
     Entry("store-lags", WARNING, "BstarStoreLags", _store_lags, "look at the other node's disk and link"),
     Entry("store-nearly-full", WARNING, "BstarStoreNearlyFull", _nearly_full,
-              "make room on the disk if it is short; else close what was fetched, or raise store.bytes_max "
-              "or store.requests_max"),
+              "make room on the disk if it is short; else start workers for what is pending, close what was "
+              "fetched, or raise store.bytes_max or store.requests_max"),
     Entry("store-sync-slow", WARNING, "BstarStoreSyncSlow", _sync_slow,
               "find what else writes to that disk", after_s=300.0),
     Entry("durable-waits", WARNING, "BstarDurableRequestsWait", _durable_waits,
@@ -368,9 +370,10 @@ def _waits(service: ServiceState, past: Past) -> str:
 
 
 def _fails(service: ServiceState, past: Past) -> str:
+    """Nothing while it is paused: what expires or is refused then is no fault of its workers."""
     total, bad = _ended(service)
     count = sum(bad.values())
-    if _no_worker(service, past):
+    if service.pause_why or _no_worker(service, past):
         return ""
     is_bad = count > BAD_SHARE_MAX * total
     if bad.get("poisoned") or (count >= BAD_MIN and is_bad):
@@ -397,7 +400,8 @@ SERVICE: Final[tuple[Entry[ServiceState], ...]] = (
     Entry("paused", WARNING, "", _drained, "bstar workers resume ends that", needs_active=True),
     Entry("no-worker", CRITICAL, "BstarNoWorkers", _no_worker, "start one", needs_active=True),
     Entry("fails", CRITICAL, "BstarServiceFails", _fails,
-              "look at its workers' logs; of refused ones at bstar_drops_total", needs_active=True),
+              "look at its workers' logs; of refused ones at bstar_drops_total; expired ones waited for a "
+              "worker, or in a pause", needs_active=True),
     Entry("stuck", WARNING, "BstarRequestStuck", _stuck, "does its handler hang?", needs_active=True),
     Entry("waits", WARNING, "BstarRequestsWait", _waits, "start more workers", needs_active=True),
     Entry("workers-lost", WARNING, "BstarWorkersLost", _workers_lost,

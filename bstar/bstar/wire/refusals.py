@@ -162,7 +162,8 @@ STORE_WAITS = Refusal(
 STORE_REFUSES = Refusal(
     "store-refuses",
     "only one disk can be reached (`store.when_alone`), or the store is full",
-    "start the other node; close what was fetched, or raise `store.requests_max` or `store.bytes_max`",
+    "start the other node; start workers for what is pending, close what was fetched, or raise "
+    "`store.requests_max` or `store.bytes_max`",
     retry_after_ms=_SLOW_RETRY_MS,
 )
 STORE_BUSY = Refusal(

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
 
+from bstar.base.printable import counted
 from bstar.security.principals import Principal
 from bstar.wire import durable
 from bstar.wire.durable import Service, State, Submit
@@ -212,10 +213,15 @@ class DurableStore:
     def _why_full(self) -> str:
         settings, totals = self._settings, self._tally.totals
         if totals.count_all >= settings.requests_max:
-            return f"the store holds {totals.count_all} requests (store.requests_max): close what was fetched"
-        if totals.size_bytes >= settings.bytes_max:
-            return f"the store holds {totals.size_bytes} bytes (store.bytes_max): close what was fetched"
-        return ""
+            requests = counted(totals.count_all, "request")
+            held = f"{requests} (store.requests_max), {totals.pending} of them pending"
+        elif totals.size_bytes >= settings.bytes_max:
+            held = (
+                f"{totals.size_bytes} bytes (store.bytes_max), {counted(totals.pending, 'request')} pending"
+            )
+        else:
+            return ""
+        return f"the store holds {held}: start workers for these, close what was fetched, or raise the bound"
 
     # --- disk and peer --------------------------------------------------------------------------------------
 
