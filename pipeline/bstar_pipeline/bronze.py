@@ -60,8 +60,6 @@ _SHAPES = {
 _known = msgspec.json.Decoder(Union[tuple(KINDS.values())])  # noqa: UP007
 _parse_known: Callable[[bytes], Base] = _known.decode
 _parse_all: Callable[[bytes], list[Base]] = _known.decode_lines
-_parse_any = msgspec.json.Decoder().decode
-_encode = msgspec.json.encode
 _FIELDS = {field.name: field.dataType for field in schema.LINE.fields}
 _KIND_OF: dict[type, str] = {struct: kind for kind, struct in KINDS.items()}
 
@@ -81,7 +79,7 @@ def read(file: str, take: Callable[[int], bytes]) -> Iterator[pa.RecordBatch]:
     rest = b""
     for piece in _unpacked(take) if file.endswith(".gz") else iter(partial(take, _PIECE_BYTES), b""):
         if piece is None:
-            yield cut(file)
+            yield _of_rows([_set_aside(about_name(file), TRUNCATED, TRUNCATED, "", None)], file)
             return
         begun = rest + piece
         end = begun.rfind(b"\n") + 1
@@ -188,11 +186,6 @@ def batches(text: bytes, file: str) -> Iterator[pa.RecordBatch]:
         yield from batches(b"\n".join(some), file)
 
 
-def cut(file: str) -> pa.RecordBatch:
-    """The row that stands for the missing end of a packed file."""
-    return _of_rows([_set_aside(about_name(file), TRUNCATED, TRUNCATED, "", None)], file)
-
-
 def _together(text: bytes, file: str) -> list[pa.RecordBatch] | None:
     """These lines, if each is a record of today.
 
@@ -283,7 +276,7 @@ def _judged(line: bytes) -> tuple[str | None, int | None, Row]:
     """Why the line is no record, or None; its version; its fields."""
     parsed = None
     with suppress(*UNDECODABLE):
-        parsed = _parse_any(line)
+        parsed = msgspec.json.decode(line)
     if not isinstance(parsed, dict):
         return "unreadable", None, {}
     fields: Row = {}
@@ -315,7 +308,7 @@ def _is_in_range(fields: Row) -> bool:
 def _as(column: types.DataType, value: Any) -> Any:
     """The value as a column of this type takes it, or None."""
     if isinstance(column, types.StringType):
-        return value if isinstance(value, str) else _encode(value).decode()
+        return value if isinstance(value, str) else msgspec.json.encode(value).decode()
     if isinstance(column, types.BooleanType):
         return value if isinstance(value, bool) else None
     if isinstance(value, bool) or not isinstance(value, int | float):

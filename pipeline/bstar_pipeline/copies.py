@@ -10,7 +10,7 @@ have one number. Their monotonic times differ, so both stay.
 
 # ruff: noqa: S608 - all that is put into queries are constants
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from bstar_pipeline.bronze import JOURNAL, TRUNCATED, with_journal
 from bstar_pipeline.journal_files import about_name
-from bstar_pipeline.partitions import Made, Row, Rows, Stored, queried, text
+from bstar_pipeline.partitions import Made, Row, Rows, Stored, grouped, queried, text
 from bstar_pipeline.schema import RECORDS
 from bstar_pipeline.tables import utc
 
@@ -72,12 +72,8 @@ def _order(row: Row) -> tuple[Any, ...]:
 
 def overlapping(found: Rows) -> set[str]:
     """The pairs in which records may have come twice."""
-    of_run: defaultdict[str, list[Row]] = defaultdict(list)
-    for row in found:
-        if row["boot"] is not None:
-            of_run[row["boot"]].append(row)
     pairs: set[str] = set()
-    for rows in of_run.values():
+    for rows in grouped((row for row in found if row["boot"] is not None), "boot").values():
         reached = 0
         for row in sorted(rows, key=lambda row: row["first_seq"]):
             is_repeating = row["lines"] > row["last_seq"] - row["first_seq"] + 1
@@ -118,9 +114,7 @@ def files(found: Rows, listing: Iterable[str], left: Rows) -> Iterator[dict[str,
     ``left``: ``ranges`` of the records that are kept. A packed file that is whole without a last record was
     packed by its writer's successor.
     """
-    of_file: defaultdict[str, list[Row]] = defaultdict(list)
-    for row in found:
-        of_file[row["file"]].append(row)
+    of_file = grouped(found, "file")
     stays: Counter[str] = Counter()
     for row in left:
         stays[row["file"]] += row["lines"] if row["boot"] is not None else 0

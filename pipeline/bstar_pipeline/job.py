@@ -45,7 +45,7 @@ from bstar_pipeline.gold.durables import durable_findings
 from bstar_pipeline.gold.history import CLOCK_ERROR_US
 from bstar_pipeline.gold.nodes import process_findings
 from bstar_pipeline.gold.objectives import budgets, objectives, sketches
-from bstar_pipeline.partitions import Made, Row, Rows, Stored, queried
+from bstar_pipeline.partitions import Made, Row, Rows, Stored, grouped, queried
 from bstar_pipeline.schema import RECORDS, REJECTED, table_schema
 from bstar_pipeline.slo import Objectives
 from bstar_pipeline.tables import utc
@@ -304,9 +304,7 @@ def _tables(job: _Job, records: Stored, slo: Objectives | None, clock_error_us: 
 def _incidents(job: _Job, seen: Sequence[dict[str, Any]], counts: Rows) -> None:
     """Write the incidents of the scope, and those of the day before it if more is known of them now."""
     name = "gold.incidents"
-    known: defaultdict[Part, list[Row]] = defaultdict(list)
-    for old in queried(job.before(name, job.near).here, (), "FROM rows").collected():
-        known[old["day"], old["pair"]].append(old)
+    known = grouped(queried(job.before(name, job.near).here, (), "FROM rows").collected(), "day", "pair")
     firsts = {pair: first for pair, (first, _) in _days_of(job.scope).items()}
     have_past = {pair for _, pair in job.past}
     here: list[Row] = []

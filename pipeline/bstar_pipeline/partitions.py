@@ -23,6 +23,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any, NamedTuple
@@ -431,9 +432,9 @@ def offsets(runs: Rows) -> pa.Table:
     return pa.Table.from_pylist(list(runs), pa.schema({"boot": pa.string(), "offset_us": pa.int64()}))
 
 
-def by_pair(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """The rows of each pair."""
-    found: defaultdict[str, list[Row]] = defaultdict(list)
+def grouped(rows: Iterable[Row], *columns: str) -> defaultdict[Any, list[Row]]:
+    """Rows by the value of a column, or by those of several."""
+    found: defaultdict[Any, list[Row]] = defaultdict(list)
     for row in rows:
-        found[row["pair"]].append(row)
+        found[itemgetter(*columns)(row)].append(row)
     return found

@@ -19,7 +19,7 @@ import pyarrow as pa
 from bstar.records.broker import FINISHED
 from bstar_pipeline.gold import outages
 from bstar_pipeline.gold.history import PairHistory
-from bstar_pipeline.partitions import Row, Rows, Stored, by_pair, offsets, queried
+from bstar_pipeline.partitions import Row, Rows, Stored, grouped, offsets, queried
 from bstar_pipeline.tables import utc
 
 # Refusals are counted once in a while; the record comes at the end of the interval.
@@ -37,7 +37,7 @@ _OF_BOTH = ("start", "both-active", "both-crash", "partition", "handover")
 
 def seen(requests: Stored, histories: Mapping[str, PairHistory]) -> list[dict[str, Any]]:
     """Incidents of ``silver.histories``, and outages as requests tell them; nothing is counted yet."""
-    gaps = by_pair(outages.gaps(requests, histories).collected())
+    gaps = grouped(outages.gaps(requests, histories).collected(), "pair")
     found = (outages.outages(pair, history, gaps.get(pair, ())) for pair, history in histories.items())
     return list(chain.from_iterable(found))
 

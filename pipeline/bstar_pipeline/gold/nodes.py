@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bstar_pipeline.gold.history import CLOCK_ERROR_US, PairHistory
-from bstar_pipeline.partitions import Row, Rows, by_pair
+from bstar_pipeline.partitions import Row, Rows, grouped
 from bstar_pipeline.tables import utc
 
 # What the journal of a run may lack: how much, and its sentence.
@@ -78,7 +78,7 @@ def _unsure(runs: Rows, clock_error_us: int) -> Iterator[dict[str, Any]]:
 
 def _without_journal(runs: Rows) -> Iterator[dict[str, Any]]:
     """Pairs of which fewer than two nodes have a journal here."""
-    for pair, of_pair in by_pair(runs).items():
+    for pair, of_pair in grouped(runs, "pair").items():
         nodes = sorted({run["node"] for run in of_pair if run["source"] == "broker"})
         if len(nodes) < 2:
             text = f"the journal of the peer of {nodes[0]} is not here" if nodes else ""

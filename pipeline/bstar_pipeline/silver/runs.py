@@ -26,7 +26,7 @@ from bstar.records import broker, client, pair, store, worker
 from bstar.records.broker import FINISHED
 from bstar_pipeline.clocks import Link, Off, Word, of_peers
 from bstar_pipeline.gold.history import FIELDS, KINDS
-from bstar_pipeline.partitions import Made, Row, Rows, Stored, by_pair, queried, text
+from bstar_pipeline.partitions import Made, Row, Rows, Stored, grouped, queried, text
 
 _ABOUT = ("source", "machine", "host", "version", "config", "service", "heartbeat_us", "failover_timeout_us")
 # The facts of an execution, their order among those of a run.
@@ -66,10 +66,9 @@ def facts(records: Stored, older: Stored | None = None) -> tuple[Facts, Facts]:
     "event": those of ``gold.history``. "pulses": what those of a run tell in all. "loads": of a run and
     service. "stale": what ``_stale`` finds, by one query more if there is any.
     """
-    found: tuple[defaultdict[str, list[Row]], ...] = (defaultdict(list), defaultdict(list))
-    for row in fact_rows(records, older).collected():
-        found[row["is_older"]][row["what"]].append(row)
-    return {**found[0], "stale": _stale(records, found[0]["sum"])}, found[1]
+    found = grouped(fact_rows(records, older).collected(), "is_older")
+    now, before = grouped(found[False], "what"), grouped(found[True], "what")
+    return {**now, "stale": _stale(records, now["sum"])}, before
 
 
 def fact_rows(records: Stored, older: Stored | None = None) -> Made:
@@ -85,12 +84,8 @@ def _stale(records: Stored, sums: Rows) -> Rows:
 
     Both are of one run, so its monotonic clock compares them.
     """
-    of_runs: defaultdict[str, list[Row]] = defaultdict(list)
-    for row in sums:
-        if row["epoch"]:
-            of_runs[row["boot"]].append(row)
     higher: dict[tuple[str, int, int], int] = {}
-    for boot, rows in of_runs.items():
+    for boot, rows in grouped((row for row in sums if row["epoch"]), "boot").items():
         for epoch in {row["epoch"] for row in rows}:
             began = max(row["last_began"] for row in rows if row["epoch"] == epoch)
             ended = [row["epoch"] for row in rows if row["epoch"] > epoch and row["first_mono"] < began]
@@ -168,13 +163,10 @@ def runs(found: Facts, before: Facts | None = None) -> list[dict[str, Any]]:
     before = before or {}
     events = sorted((*before.get("event", ()), *found.get("event", ())), key=lambda event: event["seq"])
     starts = {event["boot"]: event for event in events if event["kind"] == "started"}
-    of_run: defaultdict[tuple[str, str, str], list[Row]] = defaultdict(list)
+    of_run = grouped(found.get("sum", ()), "pair", "boot", "node")
+    earlier = grouped(before.get("sum", ()), "boot")
     of_clock: defaultdict[str, list[Row]] = defaultdict(list)
-    earlier: defaultdict[str, list[Row]] = defaultdict(list)
-    for row in before.get("sum", ()):
-        earlier[row["boot"]].append(row)
     for row in found.get("sum", ()):
-        of_run[row["pair"], row["boot"], row["node"]].append(row)
         of_clock[_clock(starts, row["boot"])].append(row)
     offsets = {clock: _median(rows) for clock, rows in of_clock.items()}
     facts = []
@@ -301,7 +293,7 @@ def peer_links(facts: Mapping[str, Rows], runs: Rows) -> list[Link]:
     """Bounds for each two machines of a pair's nodes, by what the nodes recorded of each other."""
     nodes = {run["boot"]: run for run in runs if run["source"] == "broker"}
     found = []
-    for _, events in sorted(by_pair(facts.get("event", ())).items()):
+    for _, events in sorted(grouped(facts.get("event", ()), "pair").items()):
         in_order = sorted(events, key=lambda event: (event["boot"], event["seq"]))
         found += of_peers(
             Word(

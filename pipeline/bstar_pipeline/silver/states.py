@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from bstar_pipeline.gold.history import CLOCK_ERROR_US, Event, History, PairHistory, Run, State, overlaps
-from bstar_pipeline.partitions import Row, Rows, by_pair
+from bstar_pipeline.partitions import Row, Rows, grouped
 
 _OF_PULSES = ("first_state", "first_epoch", "pulse_us", "longest_us")
 
@@ -20,9 +20,9 @@ def histories(
     """The history of every pair, of ``silver.facts`` and rows of ``silver.runs``."""
     pulses = _pulses(facts.get("pulses", ()))
     offsets = {run["boot"]: run["offset_us"] for run in runs}
-    events = by_pair(facts.get("event", ()))
+    events = grouped(facts.get("event", ()), "pair")
     found, none = {}, dict.fromkeys(_OF_PULSES)
-    for pair, of_pair in sorted(by_pair(runs).items()):
+    for pair, of_pair in sorted(grouped(runs, "pair").items()):
         merged = [
             msgspec.convert({**row, "at_us": row["mono"] + offsets[row["boot"]]}, Event)
             for row in events.get(pair, ())
@@ -39,7 +39,7 @@ def histories_of(histories: Mapping[str, PairHistory], runs: Rows) -> dict[str, 
     """What ``histories`` have since these runs began here, which may be later than they began."""
     begins = {run["boot"]: run for run in runs}
     found = {}
-    for pair, of_pair in by_pair(runs).items():
+    for pair, of_pair in grouped(runs, "pair").items():
         history, began_us = histories[pair], min(run["started_at_us"] for run in of_pair)
         states = [_since(state, begins[state.boot]) for state in history.states if state.boot in begins]
         overlaps = [each for each in history.overlaps if each.since_at_us >= began_us]
