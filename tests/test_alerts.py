@@ -152,6 +152,18 @@ def test_each_alert_has_its_section_in_the_runbook_with_its_severity(name: str) 
         assert f"\n*{part}:* " in section[1]
 
 
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("BstarPeerLinkDown", "*Look:* does the peer's process run"),
+        ("BstarNoWorkers", "`unknown-key`"),
+        ("BstarStoreNotLeading", "`bstar promote`"),
+    ],
+)
+def test_the_runbook_names_the_simplest_cause(name: str, cause: str) -> None:
+    assert cause in OPERATIONS.partition(f"\n### {name}\n")[2].partition("\n##")[0]
+
+
 def test_the_runbook_knows_no_alert_that_is_not_there() -> None:
     assert sorted(re.findall(r"^### (Bstar\w+)$", OPERATIONS, re.MULTILINE)) == NAMES
 
