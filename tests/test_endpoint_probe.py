@@ -239,6 +239,18 @@ def test_status_says_what_is_at_an_endpoint_without_a_node(tmp_path: Path) -> No
     assert str(other.error).startswith("speaks HTTP")
 
 
+def test_status_without_a_key_says_once_that_the_node_wants_one(caplog: pytest.LogCaptureFixture) -> None:
+    secret = zmq.curve_keypair()[1]
+    with zmq_socket(zmq.ROUTER, curve_server=True, curve_secretkey=secret) as keyed:
+        [report] = node_states(keyed, timeout=2.0)
+        assert report.is_denied
+        assert str(report.error).startswith("handshake failed: it wants keys")
+        assert not caplog.records
+        with HAClient([keyed, "tcp://127.0.0.1:1"], timeout=0.5) as client, pytest.raises(NoActiveNodeError):
+            client.request("echo", b"")
+        assert "the node wants a key" in caplog.text
+
+
 def test_a_client_with_a_key_says_that_the_node_has_none(tmp_path: Path) -> None:
     security = Security(new_key("shop"), servers=[new_key("node").public])
     with (

@@ -82,7 +82,7 @@ def ask_nodes(
     question = native.encode_request(identity, service, [body])
     patience_ms = int(timeout * 1000) + _SPARE_MS
     settings = LinkSettings(handshake_ms=patience_ms, connect_timeout_ms=patience_ms, security=security)
-    links = Links(listed, settings, None)
+    links = Links(listed, settings, None, warns=False)
     try:
         return _ask(
             links, listed, question, time.monotonic() + timeout, is_enough, has_keys=security is not None

@@ -259,7 +259,7 @@ class Link:
         if self._connector.note(event):
             self._connect_later(self._settings.reconnect_max_ms)
         was_untrusted, self.is_untrusted = self.is_untrusted, self._connector.is_untrusted
-        if self.is_untrusted and not was_untrusted:
+        if self.is_untrusted and not was_untrusted and self._notes.warns:
             _log.warning("%s: %s", self.endpoint, self._connector.why_untrusted)
 
     def _connect_later(self, pause_ms: float) -> None:
@@ -267,9 +267,12 @@ class Link:
 
 
 class Notes:
-    """What the links of one owner note about themselves, by their indexes."""
+    """What the links of one owner note about themselves, by their indexes. ``warns``: they log a node that
+    does not accept the key.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, warns: bool = True) -> None:
+        self.warns = warns
         # Links that may have a message that no descriptor shows.
         self.touched: dict[int, None] = {}
         # When to connect again those whose connections have broken, or for which libzmq has given up.

@@ -57,6 +57,7 @@ class Links:
 
     ``shared``: a context to use; without one the links have their own. ``wakeup`` makes ``wait`` return.
     ``poll``: what to use in the place of an epoll. ``is_router``: each link has a ROUTER, not a DEALER.
+    ``warns``: log a node that does not accept the key; False where the owner says so itself.
 
     It polls the sockets' descriptors (ZMQ_FD), not the sockets: one system call where ``zmq_poll`` makes
     several for each socket. A descriptor shows a change once. A send may reset it, and it shows a socket's
@@ -72,6 +73,8 @@ class Links:
         wakeup: WakeUp | None = None,
         poll: Any = None,  # Any: of several kinds, see AnyPoll
         is_router: bool = False,
+        *,
+        warns: bool = True,
     ) -> None:
         self._endpoints = endpoints
         self._link = RouterLink if is_router else Link
@@ -79,10 +82,11 @@ class Links:
         self._is_shared = shared is not None
         self._context = shared or new_context(len(endpoints))
         self._wakeup = wakeup
+        self._warns = warns
         self._begin(poll or _new_poll())
 
     def _begin(self, poll: Any) -> None:
-        self._notes = Notes()
+        self._notes = Notes(warns=self._warns)
         self._links = [
             self._link(self._context, endpoint, self._settings, index, self._notes)
             for index, endpoint in enumerate(self._endpoints)
