@@ -87,6 +87,12 @@ def test_without_a_terminal_it_says_what_to_use(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.loopback
+def test_once_it_says_why_a_node_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "--once", "--interval", "0.1", "--endpoints", "tcp://127.0.0.1:1"]) == exits.FAILED
+    assert capsys.readouterr().err == "tcp://127.0.0.1:1: connection refused: no process listens there\n"
+
+
+@pytest.mark.loopback
 def test_on_a_terminal_it_goes_on_until_q_is_pressed() -> None:
     host = LoopbackHost()
     ours, theirs = os.openpty()

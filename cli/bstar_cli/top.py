@@ -22,7 +22,7 @@ from bstar_broker.core.snapshot import ServiceState
 from bstar_cli import exits
 from bstar_cli.diagnosis import Seen
 from bstar_cli.options import Nodes, refuse
-from bstar_cli.terminal import cell, print_tables, table
+from bstar_cli.terminal import cell, print_tables, sentence, table
 from bstar_client.calls.status import node_states
 
 _TIMEOUT_S: Final = 2.0
@@ -135,6 +135,10 @@ def top(
         time.sleep(interval)
         now = _look(nodes)
         print_tables(*tables(before, now, sort))
+        talk = Console(stderr=True, soft_wrap=True)
+        for seen in now.nodes:
+            if seen.view is None:
+                talk.print(sentence(f"{seen.endpoint}: {seen.error}"))
         raise typer.Exit(exits.OK if any(seen.view is not None for seen in now.nodes) else exits.FAILED)
     with _keys(), Live(console=Console(), screen=True, auto_refresh=False) as live:
         while True:
