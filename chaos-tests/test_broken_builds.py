@@ -76,7 +76,9 @@ def test_a_store_that_does_not_sync_is_caught() -> None:
 
 
 def test_a_store_that_acknowledges_with_one_disk_is_caught() -> None:
-    """The follower stands still meanwhile. Then both die, and the leader's disk is lost."""
+    """The follower stands still meanwhile. Then both die, and the leader's disk is lost: the follower's copy,
+    which an operator chooses, should have everything.
+    """
     launcher = ("chaos.mutant", "second-disk", "--")
     settings = {"store.peer_timeout_s": 5.0, "store.when_alone": "accept"}
     with durable_stage("mutant-second-disk", settings=settings, launcher=launcher, is_judged=False) as run:
@@ -85,5 +87,6 @@ def test_a_store_that_acknowledges_with_one_disk_is_caught() -> None:
         run.progress(3)
         run.kill(leader, follower)
         run.delete_store(leader)
-        run.recover(leader, follower)
+        run.restart(leader, follower)
+        run.force(follower)
     assert rules(run)["kept"] > 0, run.violations

@@ -95,6 +95,33 @@ def test_an_operator_overrules_the_arbiter(tmp_path: Path, capsys: pytest.Captur
             wait_for_copies(pair.primary, 2)
 
 
+def test_an_old_copy_waits_beside_a_new_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without an arbiter: the primary goes on alone, dies, and its disk is lost."""
+    with BrokerPair(tmp_path, has_store=True, settings={"store.when_alone": "accept"}) as pair:
+        pair.start()
+        wait_for_copies(pair.primary, 2)
+        with HAClient(pair.endpoints, timeout=LIMIT_S) as client:
+            both = client.submit("price", b"on both disks")
+            pair.backup.kill()
+            alone = client.submit("price", b"on the primary's disk")
+            pair.primary.kill()
+            shutil.rmtree(pair.primary.config["store"]["directory"])
+            pair.start()
+            active = pair.active()
+            active.wait_for("in doubt", lambda state: "is new, and" in trouble_of(state))
+            if active is pair.primary:
+                force = ["store", "force", "--give-up-the-other", "--config", str(pair.primary.config_path)]
+                assert main(force) == exits.FAILED
+                assert "make the backup active" in capsys.readouterr().err
+                assert main(["switchover", "--config", str(pair.primary.config_path)]) == exits.OK
+            pair.backup.wait_for("in doubt", lambda state: "the peer's disk is new" in trouble_of(state))
+            force = ["store", "force", "--give-up-the-other", "--config", str(pair.backup.config_path)]
+            assert main(force) == exits.OK
+            wait_for_copies(pair.backup, 2)
+            assert client.status_of(both).state == "pending"
+            assert client.status_of(alone).state == "unknown"
+
+
 def test_a_set_that_cannot_be_stored_is_not_granted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,9 +27,9 @@ from pathlib import Path
 from bstar.settings import RoleName
 from bstar_broker.core.snapshot import StoreState
 from bstar_broker.store.fail_points import Point
-from bstar_testing.nodes import Node
+from bstar_testing.nodes import COMMAND, Node
 from bstar_testing.pairs import ROLES, Pair
-from bstar_testing.processes import HarnessError, wait_until
+from bstar_testing.processes import HarnessError, environment, wait_until
 from bstar_testing.rules import Violation
 from chaos.cluster import Cluster, Profile
 from chaos.doom import Doom
@@ -223,6 +224,25 @@ class DurableStage:
     def recover(self, *nodes: Node) -> None:
         """``restart``, and wait until the store is on both disks and clients get on."""
         self.restart(*nodes)
+        self.in_sync()
+        self.progress()
+
+    def force(self, node: Node) -> None:
+        """An operator lets this node serve, and the store go on from its copy."""
+        other = self.cluster.peer_of(node)
+
+        def order(verb: str, at: Node) -> bool:
+            command = [*COMMAND, *verb.split(), "--config", str(at.config_path)]
+            return not subprocess.run(command, env=environment(), capture_output=True, check=False).returncode
+
+        def is_forced() -> bool:
+            if order("store force --give-up-the-other", node):
+                return True
+            # It is refused while the other node serves.
+            order("switchover", other)
+            return False
+
+        self._wait(is_forced, f"the store goes on from the copy of {node.name}")
         self.in_sync()
         self.progress()
 

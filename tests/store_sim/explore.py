@@ -350,7 +350,7 @@ class Situation:
             epoch[replica.epoch],
             number[replica.committed],
             (copies.standing, copies.is_marked, self.now >= copies._join_after, replica._leader._is_peer_new),
-            (following.is_sure, following.is_leased(self.now), following.is_importing),
+            (site.is_sure, following.is_leased(self.now), following.is_importing),
             (site.peer.is_heard, site.peer.is_fresh, self.now >= site.peer.heard_at + _TIMEOUT_S),
             (claim.members, claim.is_granted),
             site.in_sync._known is not None and tuple(site.in_sync._known[1].in_sync),

@@ -159,14 +159,19 @@ class Promises:
         self._has_heard = {"primary": False, "backup": False}
 
     def replaced(self, node: SimNode) -> None:
-        """Its disk is lost: what the other disk has not may be lost."""
+        """Its disk is lost: what the other disk has not may be lost, once an operator says so.
+
+        Without an arbiter also if the other node has not heard that this one went on alone.
+        """
         other, lost = self.other(node).disk.durable, node.disk.durable.history
+        is_blind = bool(self._alone_since[node.name]) and not self._has_heard[self.other(node).name]
         self._lost[self.other(node).name] = History(lost.epochs, lost.last)
         for each in self.acknowledged:
             if each.excuse or other.has(each.number, each.body):
                 continue
             is_other_new = self.other(node).disk.replaced_at > 0.0
-            if self.has_arbiter and not is_other_new and each.lost_with in ("", node.name):
+            is_waited_for = self.has_arbiter or not is_blind
+            if is_waited_for and not is_other_new and each.lost_with in ("", node.name):
                 each.lost_with = node.name
                 continue
             each.excuse = "its only disk was lost"

@@ -1,11 +1,12 @@
 """Two replicas of a store, their disks and links, and the arbiter if there is one: a line of a script each.
 
 ``pair`` is a new pair whose primary leads, ``pair arbiter`` one beside an arbiter. ``sets`` is what an
-earlier leader had the arbiter keep; ``node ROLE`` a replica on a new disk, or with a mark (``in-sync``,
-``alone``, ``doubtful``, ``out``) and so many entries. Beside an arbiter disks sync at once until ``hold``,
-otherwise when ``sync`` says so; ``lose`` loses what a node has sent. Every other line begins with its time,
-or with several with commas between: ``talk`` lets all messages arrive, ``settle`` syncs as well, ``live``
-lets timers run before, ``meet`` and hear the arbiter after it; a node and a word is an input of that node.
+earlier leader had the arbiter keep; ``marks``: there is no arbiter; ``node ROLE`` a replica on a new disk, or
+with a mark (``in-sync``, ``alone``, ``doubtful``, ``out``) and so many entries. Beside an arbiter disks sync
+at once until ``hold``, otherwise when ``sync`` says so; ``lose`` loses what a node has sent. Every other line
+begins with its time, or with several with commas between: ``talk`` lets all messages arrive, ``settle`` syncs
+as well, ``live`` lets timers run before, ``meet`` and hear the arbiter after it; a node and a word is an
+input of that node.
 
 Seen is what has changed: of the nodes, of what they mark on their disks, and of the arbiter's set.
 """
@@ -163,6 +164,7 @@ class ReplicaStage:
 
     def __init__(self) -> None:
         self.sets = InSyncSets({}, now=0.0)
+        self._has_arbiter = True
         self.nodes: dict[str, Node] = {}
         self._facts: dict[str, dict[str, object]] = {}
 
@@ -180,6 +182,8 @@ class ReplicaStage:
                 return []
             case "sets":
                 self._register(words[0], int(words[1]), words[2].split(","))
+            case "marks":
+                self._has_arbiter = False
             case "node":
                 self._make(*words)
             case "look":
@@ -200,7 +204,8 @@ class ReplicaStage:
         self.sets.receive(Question("look", "p", role, "former", 9, 2_000, claim), claim, 0.0)
 
     def _make(self, role: Any, kind: str = "", last: str = "0") -> None:
-        self.nodes[role] = Node(role, self.sets, mark_of(role, kind) if kind else None, int(last))
+        sets = self.sets if self._has_arbiter else None
+        self.nodes[role] = Node(role, sets, mark_of(role, kind) if kind else None, int(last))
         self._facts.pop(role, None)
 
     def _at(self, now: float, words: Sequence[str]) -> None:

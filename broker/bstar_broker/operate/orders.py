@@ -537,7 +537,8 @@ def _force_store(
 
     A node whose copy may lack something that was acknowledged does not lead the store: it waits for the other
     node. If the other disk is lost, give this order. What only the other copy has is given up: when that node
-    comes back, it takes over this copy.
+    comes back, it takes over this copy. A new disk beside a node with a copy is refused: force that copy. If
+    neither is there, an empty store begins, and one that comes back is another store than this.
     """
     store = operator.node.store
     if store is None:
@@ -545,11 +546,11 @@ def _force_store(
     if not is_other_given_up:
         give_up = "if that is what you want, say --give-up-the-other"
         raise RefusedError(f"what only the other node's disk has is given up: {give_up}")
-    if store.trouble:
-        _log.warning("bstar store force: the store goes on from this copy; before: %s", store.trouble)
+    if before := store.trouble:
         operator.carry_out(operator.node.force_store(operator.clock()))
-    if store.trouble:
-        raise RefusedError(store.trouble)
+        if store.trouble:
+            raise RefusedError(store.trouble)
+        _log.warning("bstar store force: the store goes on from this copy; before: %s", before)
     return Answer(text=f"{operator.title} leads the store")
 
 

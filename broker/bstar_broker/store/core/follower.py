@@ -38,13 +38,12 @@ class Follower:
     """The follower's part of ``site``.
 
     ``epoch``: that of the leader that is followed, 0 of a source that does not lead. ``matched``: this log
-    is the peer's up to there. ``is_sure``: nothing that was acknowledged is missing here.
+    is the peer's up to there.
     """
 
     def __init__(self, site: Site) -> None:
         self._site = site
         self._lease_s = LEASE_FACTOR * site.settings.peer_timeout_s
-        self.is_sure = False
         self.epoch = _NO_LEADER
         self.matched = 0
         self.peer_last = 0
@@ -72,7 +71,7 @@ class Follower:
     def leave(self) -> None:
         """Follow no leader, and be sure of nothing."""
         self._follow(_NO_LEADER)
-        self.is_sure = False
+        self._site.is_sure = False
 
     @property
     def is_on(self) -> bool:
@@ -147,7 +146,7 @@ class Follower:
             common = 0 if site.peer.hello is None else self._peer_history().common(log.history).number
             outputs += self._report(message, common)
             # From now on the old copy lacks something. The disk keeps it until the peer's table is whole.
-            self.is_sure = False
+            self._site.is_sure = False
             mark = site.mark(is_in_sync=False, is_alone=False, is_replaced=True)
             outputs.append(log.write(mark=mark))
             self._parts = self.matched = self._committed = 0
@@ -167,7 +166,7 @@ class Follower:
         """More of what was taken is synced, or the disk fails."""
         log = self._site.log
         if log.error:
-            self.is_sure = False
+            self._site.is_sure = False
         orders = self._apply() if self._size_bytes >= _APPLY_BYTES else []
         self._site.committed = max(self._site.committed, log.apply_to)
         is_news = self.is_on and self._stored() != self._acked
@@ -222,28 +221,28 @@ class Follower:
     def _mark(self, message: Entries, now: float) -> Mark | None:
         """The mark after this message; None if it is as before."""
         site, old = self._site, self._site.log.mark
-        was_sure, is_in_sync = self.is_sure, old is not None and old.is_in_sync
+        was_sure, is_in_sync = site.is_sure, old is not None and old.is_in_sync
         if message.standing == Standing.IN_SYNC:
             # The leader wrote, after it had read our Ack ``heard``, that this copy is in sync.
             while self._acks and self._acks[0][0] <= message.heard:
                 self._lease_end = max(self._lease_end, self._acks.popleft()[1] + self._lease_s)
-            self.is_sure = self.is_leased(now)
-            is_in_sync = self.is_sure or (is_in_sync and not was_sure)
+            site.is_sure = self.is_leased(now)
+            is_in_sync = site.is_sure or (is_in_sync and not was_sure)
         elif message.standing == Standing.JOINING:
-            self.is_sure = self.is_sure and self.is_leased(now)
-            is_in_sync = is_in_sync and self.is_sure >= was_sure
+            site.is_sure = site.is_sure and self.is_leased(now)
+            is_in_sync = is_in_sync and site.is_sure >= was_sure
         elif message.epoch or site.is_alone:
-            self.is_sure = is_in_sync = False
+            site.is_sure = is_in_sync = False
         new = site.mark(is_in_sync=is_in_sync, is_alone=False)
         return None if new == old else new
 
     def note_life(self, now: float) -> list[Output]:
         """The peer leads at this moment, by other words than its entries."""
-        site, old, was_sure = self._site, self._site.log.mark, self.is_sure
+        site, old, was_sure = self._site, self._site.log.mark, self._site.is_sure
         if old is None:
             return []
-        self.is_sure = was_sure and self.is_leased(now)
-        is_in_sync = old.is_in_sync and self.is_sure >= was_sure
+        site.is_sure = was_sure and self.is_leased(now)
+        is_in_sync = old.is_in_sync and site.is_sure >= was_sure
         new = site.mark(is_in_sync=is_in_sync, is_alone=old.is_alone)
         # Of a node that is alone the mark says from now on that the other led after it.
         return [site.log.write(mark=new)] if new != old else []

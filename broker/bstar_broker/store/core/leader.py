@@ -26,7 +26,7 @@ from bstar_broker.store.core.records import Record
 from bstar_broker.store.core.site import Site
 
 # Of the first epoch of a pair, or after the loss of both disks.
-NEW_STORE: Final = Notice("a new store begins, and it is empty: neither node has one")
+NEW_STORE: Final = Notice("a new store begins, and it is empty")
 # Applied entries that stay in the log although every copy has them, and how many go at once.
 _KEPT: Final = 1_000
 # After it failed to join, the peer gets so many of its timeouts to catch up before its next attempt, since

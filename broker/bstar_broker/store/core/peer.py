@@ -65,7 +65,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     would lead. ``last`` is the last entry of its log, ``synced`` the number up to which that is on its disk,
     ``applied`` up to which it applies. ``asks``: answer it. ``is_doubtful``, ``gave_up``: so says its mark.
     ``must``: this copy is damaged, and had entries up to there; None if it is not. ``groups``: what the
-    sender knows of serial groups, and has of them.
+    sender knows of serial groups, and has of them. ``is_sure``: it has followed the peer, and lacks nothing
+    that was acknowledged.
     """
 
     pair: _Name
@@ -85,6 +86,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     must: Position | None = None
     gave_up: Position | None = None
     groups: int = Groups.UNKNOWN
+    is_sure: bool = False
 
 
 class Entries(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
@@ -264,11 +266,18 @@ def source(own: Hello, peer: Hello) -> Source:
 
 
 def _rank_beside(hello: Hello, other: Hello) -> int:
-    """What a copy vouches for, or the other for it: a leader that gave its own up, because this had all."""
+    """What a copy vouches for, or the other for it: a leader that gave its own up, because this had all.
+
+    Beside a new disk a copy in sync vouches for nothing, if it was not sure: it may have missed what was
+    acknowledged on the disk before. In a pair that begins, and has no request yet, there was none.
+    """
+    history = History(hello.epochs, hello.last)
     is_heir = other.gave_up is not None and hello.store != b"" and hello.must is None
-    if is_heir and other.gave_up is not None and History(hello.epochs, hello.last).has(other.gave_up):
+    if is_heir and other.gave_up is not None and history.has(other.gave_up):
         return max(rank(hello), IN_SYNC)
-    return rank(hello)
+    has_begun = hello.last.number > len(hello.epochs)
+    is_beside_new = other.store == b"" and has_begun and not hello.is_sure
+    return NOTHING if is_beside_new and rank(hello) == IN_SYNC else rank(hello)
 
 
 def rank(hello: Hello) -> int:

@@ -16,8 +16,9 @@ apply it. Two nodes are no majority, so their disks keep marks that prove which 
 4. *Who leads has all that was acknowledged, as far as any disk or message can tell.* A node leads if it was
    sure of its copy since it followed (``Follower``), if its mark says that it is alone and the peer does not
    answer, or after it compared with the peer and took over what the better copy has. Alone is better than in
-   sync, in sync better than neither; of two that are equal, the greater last position is better. Neither: no
-   copy is known to be whole, and only ``force`` begins.
+   sync, in sync better than neither; of two that are equal, the greater last position is better. Beside a new
+   disk, a copy in sync counts only if its node was sure of it: the disk before may have been alone. Neither:
+   no copy is known to be whole, and only ``force`` begins.
 5. *What was applied is never dropped from a log.* A copy that applied what the leader never had is replaced
    by the leader's table. That happens only to the lesser of two nodes that were both alone, and after
    ``force``: it is counted and reported.
@@ -144,10 +145,7 @@ class Replica:
         if peer.hello.leads:
             return f"the peer leads the store in epoch {peer.hello.leads}"
         if self._site.better() == Source.NEITHER:
-            return (
-                "neither this copy nor the peer's is known to have all that was acknowledged: put the "
-                "missing disk back, or run bstar store force --give-up-the-other"
-            )
+            return self._site.why_neither(peer.hello)
         return f"this copy takes over what the peer's has: {self.catch_up:.0%} are there"
 
     @property
@@ -222,7 +220,7 @@ class Replica:
         if not self._is_open:
             return []
         site.log.damage = given.text
-        self._follower.is_sure = False
+        site.is_sure = False
         return [site.say_hello(asks=True), *self._rebuild(now)]
 
     def _rebuild(self, now: float) -> list[Output]:
@@ -276,7 +274,7 @@ class Replica:
             return []
         if site.epoch:
             return self._leader.begin(now) if epoch > site.epoch else []
-        if self._follower.is_sure:
+        if site.is_sure:
             return self._begin(now)
         site.peer.is_fresh = False
         return [site.say_hello(asks=True), *site.ask_arbiter(now), *self._decide(now)]
@@ -294,10 +292,11 @@ class Replica:
     def force(self, now: float) -> list[Output]:
         """An operator says that the store goes on from this copy: what only others have is given up.
 
-        Nothing happens if the node does not serve, or leads the store.
+        Nothing happens if the node does not serve, or leads the store, or has a new disk beside a peer with a
+        copy.
         """
         site = self._site
-        if not self._is_open or site.wanted is None or site.epoch:
+        if not self._is_open or site.wanted is None or site.epoch or (site.is_new and site.peer.is_heard):
             return []
         return self._begin(now, is_alone=True)
 
@@ -321,9 +320,9 @@ class Replica:
         if site.wanted is None or site.epoch or site.log.damage:
             return []
         if peer.is_heard and peer.hello is not None and peer.hello.leads:
-            is_next = self._follower.is_sure and site.wanted > peer.hello.leads
+            is_next = site.is_sure and site.wanted > peer.hello.leads
             return self._begin(now) if is_next else []
-        if self._follower.is_sure:
+        if site.is_sure:
             return self._begin(now)
         if not peer.is_heard:
             # The peer may be alone, too, in a later epoch: give it the time to say so.
@@ -460,7 +459,7 @@ class Replica:
         """True if the peer, which is to lead, may go on from this copy."""
         own = self._site.hello(asks=False)
         whose = source(own, hello)
-        return whose == Source.OWN or (whose == Source.NEITHER and own.is_doubtful)
+        return whose == Source.OWN or (whose == Source.NEITHER and (own.is_doubtful or own.is_in_sync))
 
     def _knows_more(self, hello: Hello) -> bool:
         """True if a leader must give way to the peer."""

@@ -103,6 +103,8 @@ class Site:
         self.epoch_max = 0
         self.committed = opened.applied
         self.groups = groups_of(opened.totals)
+        # This node follows, and nothing that was acknowledged is missing here (``Follower``).
+        self.is_sure = False
         # An operator has said that the store goes on from this copy; until that is stored.
         self.is_forced = False
 
@@ -165,6 +167,7 @@ class Site:
             log.must if log.damage else None,
             None if mark is None else mark.gave_up,
             self.groups,
+            self.is_sure,
         )
 
     def say_hello(self, *, asks: bool) -> ToPeer:
@@ -253,10 +256,33 @@ class Site:
             return in_sync.problem and f"nothing proves that this copy is whole, and {in_sync.problem}"
         if self.epoch and not in_sync.may_be_alone:
             return in_sync.problem and f"this node cannot go on alone: {in_sync.problem}"
-        is_peers_better = hello is not None and source(self.hello(asks=False), hello) == Source.PEER
-        if not self.epoch and is_peers_better and self.better() == Source.NEITHER:
-            return (
-                "the disk of this node is new, and the arbiter counts the one before it alone: put that "
-                f"back, or make the {self.other} active and force its copy"
-            )
+        if not self.epoch and self.is_new and self.better() == Source.NEITHER:
+            return self.new_disk("the arbiter counts the one before it alone")
         return ""
+
+    @property
+    def is_new(self) -> bool:
+        """True if this disk has no store, and the peer's has one."""
+        hello = self.peer.hello
+        return self.log.mark is None and hello is not None and hello.store != b""
+
+    def new_disk(self, why: str) -> str:
+        """What to do if this disk is new, and nothing proves the peer's copy whole."""
+        return (
+            f"the disk of this node is new, and {why}: put that back, or make the {self.other} active and "
+            "run bstar store force --give-up-the-other there"
+        )
+
+    def why_neither(self, hello: Hello) -> str:
+        """What to do if no copy is known to be whole."""
+        if self.is_new:
+            return self.new_disk("nothing proves that the peer's copy has all that the one before had")
+        if not hello.store:
+            return (
+                "the peer's disk is new, and the one before it may have had what this copy lacks: put that "
+                "back, or run bstar store force --give-up-the-other"
+            )
+        return (
+            "neither this copy nor the peer's is known to have all that was acknowledged: put the missing "
+            "disk back, or run bstar store force --give-up-the-other"
+        )
