@@ -307,7 +307,7 @@ def test_a_rare_service_that_always_fails_is_found_by_its_last_hour() -> None:
     results = [looking.look(state(each), 240.0 * n) for n, each in enumerate(sparse)]
     [finding] = results[-1]
     assert (finding.name, finding.service) == ("fails", "rare")
-    assert finding.why == "5 of 5 requests ended badly in the last hour"
+    assert finding.why == "5 of 5 requests ended badly or were refused in the last hour"
 
 
 def test_what_handlers_decline_is_nothing_to_find() -> None:

@@ -63,7 +63,8 @@ def signs(*nodes: Seen) -> list[Trouble]:
             {"workers": 1, "recent": {"answered": 100, "failed": 4, "expired": 1, "returned": 50}},
             "fails",
             (
-                "5 of 105 requests ended badly in the last five minutes (1 expired, 4 failed): "
+                "5 of 105 requests ended badly or were refused in the last five minutes (1 expired, 4 "
+                "failed): "
                 "look at its workers' logs; of refused ones at bstar_drops_total; "
                 "expired ones waited for a worker, or in a pause"
             ),
@@ -72,7 +73,7 @@ def signs(*nodes: Seen) -> list[Trouble]:
             {"workers": 1, "recent": {"answered": 100_000, "poisoned": 1}},
             "fails",
             (
-                "1 of 100001 requests ended badly in the last five minutes (1 poisoned): "
+                "1 of 100001 requests ended badly or were refused in the last five minutes (1 poisoned): "
                 "look at its workers' logs; of refused ones at bstar_drops_total; "
                 "expired ones waited for a worker, or in a pause"
             ),

@@ -377,11 +377,12 @@ def _fails(service: ServiceState, past: Past) -> str:
         return ""
     is_bad = count > BAD_SHARE_MAX * total
     if bad.get("poisoned") or (count >= BAD_MIN and is_bad):
-        return f"{count} of {counted(total)} ended badly in the last five minutes ({_words(bad)})"
+        told = f"{count} of {counted(total)} ended badly or were refused in the last five minutes"
+        return f"{told} ({_words(bad)})"
     name = service.service
     hour, all_ = past.grown(("bad", name), 3_600), past.grown(("ended", name), 3_600)
     if is_bad and hour >= BAD_MIN and hour > BAD_SHARE_MAX * all_:
-        return f"{hour:.0f} of {counted(int(all_))} ended badly in the last hour"
+        return f"{hour:.0f} of {counted(int(all_))} ended badly or were refused in the last hour"
     return ""
 
 

@@ -356,7 +356,9 @@ def _broker(broker: BrokerState) -> Iterator[Metric]:
 
 
 def _services(groups: Sequence[ServiceState]) -> Iterator[Metric]:
-    requests = Counter("bstar_requests", "Requests that ended, by outcome.", labels=("service", "outcome"))
+    requests = Counter(
+        "bstar_requests", "Requests that ended or were refused, by outcome.", labels=("service", "outcome")
+    )
     latency = HistogramMetricFamily(
         "bstar_request_latency_seconds",
         "From a request's acceptance to its final reply.",
