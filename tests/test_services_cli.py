@@ -357,6 +357,20 @@ def test_several_pairs_are_one_listing(
     assert [json.loads(line)["pair"] for line in capsys.readouterr().out.splitlines()] == ["#1", "#2", "#1"]
 
 
+def test_a_pair_that_does_not_answer_hides_no_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(endpoints: tuple[str, ...], *rest: object) -> list[NodeAnswer]:
+        return answers(None if "tcp://127.0.0.1:1" in endpoints else listing(7))
+
+    monkeypatch.setattr(services, "ask_nodes", ask)
+    where = ("--endpoints", "tcp://127.0.0.1:1,tcp://127.0.0.1:2;tcp://127.0.0.1:3,tcp://127.0.0.1:4")
+    assert main(["services", "ls", *where]) == exits.NOT_EXECUTED
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[1].split() == ["s0", "#2", "-", "7", "-"]
+    assert "no node answers: tcp://n0:1: silent" in printed.err
+
+
 def test_limits_are_those_of_the_node_that_serves_whichever_knows_of_more_workers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

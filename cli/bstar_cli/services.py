@@ -101,7 +101,8 @@ def _ls(nodes: Nodes, as_json: _Json = False, timeout: _Timeout = _TIMEOUT_S) ->
     Limits are those that the node that serves has in services of its configuration, with what is used of
     each; BOUND BY says what holds requests back now.
 
-    Exit codes: 0 listed; 2 wrong usage, or the nodes do not let this key ask; 3 no node answers.
+    Exit codes: 0 listed; 2 wrong usage, or the nodes do not let this key ask; 3 no node of a pair answers: of
+    several pairs the services of the others are listed.
 
     Examples:
 
@@ -112,12 +113,22 @@ def _ls(nodes: Nodes, as_json: _Json = False, timeout: _Timeout = _TIMEOUT_S) ->
         bstar services ls --json | jq -r 'select(.is_mixed).service'
     """
     fleet, security = nodes.fleet(), nodes.security()
-    rows = []
+    rows: list[tuple[ServiceSummary, str]] = []
+    dead: list[NoActiveNodeError] = []
     for number, pair in enumerate(fleet.pairs, 1):
         title = pair.name or f"#{number}"
-        rows += [(each, title) for each in _summaries(pair.endpoints, timeout, security)]
-    rows.sort(key=lambda row: (row[0].service, row[1]))
-    is_fleet = len(fleet.pairs) > 1
+        try:
+            rows += [(each, title) for each in _summaries(pair.endpoints, timeout, security)]
+        except NoActiveNodeError as error:
+            dead.append(error)
+    if len(dead) < len(fleet.pairs):
+        _list(sorted(rows, key=lambda row: (row[0].service, row[1])), len(fleet.pairs) > 1, as_json)
+    if dead:
+        raise dead[0]
+
+
+def _list(rows: Sequence[tuple[ServiceSummary, str]], is_fleet: bool, as_json: bool) -> None:
+    """Print services with their pairs."""
     if as_json:
         for each, title in rows:
             place = {"pair": title} if is_fleet else {}
