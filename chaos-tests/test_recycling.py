@@ -24,8 +24,6 @@ import pytest
 from bstar_client import CallFuture, HAClient, OutcomeUnknownError, Reply
 from bstar_testing import Pair, wait_until
 
-pytestmark = pytest.mark.timeout(600)
-
 ROUNDS = int(os.environ.get("ROUNDS") or 16)
 SEED = int(os.environ.get("SEED") or 1)
 LIMIT_S = 120.0

@@ -168,7 +168,6 @@ def test_a_reply_of_several_frames_is_told_and_given_whole_if_asked(broker: Scri
 # --- in Spark -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.spark
 @pytest.mark.loopback
 def test_every_row_is_answered_once_although_the_active_node_is_killed(spark: SparkSession) -> None:
@@ -211,7 +210,6 @@ def test_every_row_is_answered_once_although_the_active_node_is_killed(spark: Sp
         assert bulk.executions().total() == ROWS
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.spark
 @pytest.mark.loopback
 def test_a_small_queue_slows_a_job_down_and_loses_nothing(spark: SparkSession) -> None:

@@ -33,7 +33,6 @@ SCRIPTS = sorted(FOLDER.glob("*.txt"))
 
 
 @pytest.mark.storm
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "states_min"),
     [
@@ -202,7 +201,6 @@ def with_detector(detector_class: type[Detector]) -> type[StarMachine]:
 
 
 @pytest.mark.storm
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "machine_class", "finding"),
     [

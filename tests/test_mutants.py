@@ -59,7 +59,6 @@ def test_a_survivor_needs_a_reason_and_a_reason_a_survivor() -> None:
 
 
 @pytest.mark.loopback
-@pytest.mark.timeout(600)
 def test_verdicts_are_what_pytest_says() -> None:
     epochs = "bstar/bstar/star/epochs.py"
     judged = ("tests/test_star_scripts.py",)

@@ -72,7 +72,7 @@ Row = dict[str, Any]
 
 
 def read(file: str, take: Callable[[int], bytes]) -> Iterator[pa.RecordBatch]:
-    """The rows of the file of this name (``lines.batches``); ``take`` gives its next bytes.
+    """The rows of the file of this name (``batches``); ``take`` gives its next bytes.
 
     A packed file without its end has one row more, of topic "truncated".
     """

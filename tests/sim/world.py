@@ -141,9 +141,7 @@ class Process:
         due = self._due = self.deadline()
         if due is None:
             return
-        when = (due - self._offset) / self._rate
-        now = self.world.now
-        when = (max(now, when)) + WAKE_LATE_S  # max() costs a tenth of it
+        when = max((due - self._offset) / self._rate, self.world.now) + WAKE_LATE_S
         if when < self._wake_at:
             self._wake_at = when
             self.world.at(when, partial(self._wake, self.runs, when))

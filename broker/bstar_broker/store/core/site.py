@@ -3,7 +3,8 @@
 The marks on the disks and the arbiter's set prove that a copy has all that was acknowledged. A disk in the
 in-sync set that has its mark has everything. Marks alone prove it only if both disks are there: a disk that
 was lost may have been the only one. So with an arbiter a copy in sync does not lead, and is not taken over,
-beside a disk that vouches for nothing, before the arbiter has said who is in the set.
+beside a disk that vouches for nothing, before the arbiter has said who is in the set; without one not beside
+a new disk, unless its node was sure of it (``peer.source``).
 
 A follower takes its mark back as soon as its leader may have gone on alone. If the leader was not granted
 that, the set still has the follower: a doubtful copy in the set is whole.
